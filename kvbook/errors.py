@@ -1,0 +1,21 @@
+"""The package's named errors.
+
+Knows: the names. Does not know: who raises them. All are ``ValueError``: each says what was
+given, what is allowed and what to do, and is raised before anything has changed.
+"""
+
+
+class CacheFullError(ValueError):
+    """More tokens, rows or positions than the cache or the model holds."""
+
+
+class UnsupportedModelError(ValueError):
+    """A model configuration that kvbook does not implement."""
+
+
+class WeightFileError(ValueError):
+    """A weight file that is truncated, altered, incomplete or does not fit the configuration."""
+
+
+class DownloadError(ValueError):
+    """The weight file could not be fetched or stored."""

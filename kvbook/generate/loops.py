@@ -1,0 +1,142 @@
+"""The generation loop, with and without a cache.
+
+Knows: prompts, steps, when to stop. Does not know: layers, attention, where keys are kept.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from kvbook.cache import KVCache
+from kvbook.errors import CacheFullError
+from kvbook.generate.sampling import Sampler, greedy
+from kvbook.model.transformer import Transformer
+
+Prompts = Sequence[Sequence[int]]
+
+
+def left_pad(rows: Prompts) -> tuple[Tensor, list[int]]:
+    """Token lists of any lengths as (B, T) int64 with the padding on the left, and their lengths.
+
+    >>> left_pad([[7, 8, 9], [5]])
+    (tensor([[7, 8, 9],
+            [0, 0, 5]]), [3, 1])
+    """
+    counts = [len(row) for row in rows]
+    if not counts or min(counts) == 0:
+        raise ValueError(
+            f"every prompt needs at least one token, got prompts of lengths {counts}; "
+            "start from a begin-of-text token if there is no text"
+        )
+    longest = max(counts)
+    padded = [[0] * (longest - len(row)) + list(row) for row in rows]
+    return torch.tensor(padded, dtype=torch.int64), counts
+
+
+def stream_naive(
+    model: Transformer, prompts: Prompts, max_new_tokens: int, sampler: Sampler = greedy
+) -> Iterator[Tensor]:
+    """Yield the next token of every row, (B,), re-feeding the whole text at each step."""
+    _check(model, prompts, max_new_tokens)
+    texts = [list(row) for row in prompts]
+    for _ in range(max_new_tokens):
+        tokens, counts = left_pad(texts)
+        logits = model(tokens.to(model.device), counts=counts, last_only=True)
+        chosen = sampler(logits[:, -1])
+        yield chosen
+        for text, token in zip(texts, chosen.tolist(), strict=True):
+            text.append(token)
+
+
+def stream_cached(
+    model: Transformer,
+    prompts: Prompts,
+    max_new_tokens: int,
+    sampler: Sampler = greedy,
+    cache: KVCache | None = None,
+) -> Iterator[Tensor]:
+    """Yield the next token of every row, (B,): the prompt is read once, then one token a step.
+
+    A ``cache`` that holds earlier text is continued; it must have room for the prompts and all
+    new tokens but the last, which is never fed back.
+    """
+    _check(model, prompts, max_new_tokens)
+    tokens, counts = left_pad(prompts)
+    if cache is None:
+        cache = model.new_cache(len(prompts), max(counts) + max_new_tokens - 1)
+    _check_room(cache, counts, max_new_tokens)
+    logits = model(tokens.to(model.device), cache, counts=counts, last_only=True)  # prefill
+    for remaining in range(max_new_tokens - 1, -1, -1):
+        chosen = sampler(logits[:, -1])
+        yield chosen
+        if remaining:
+            logits = model(chosen[:, None], cache, last_only=True)  # decode
+
+
+def generate_naive(
+    model: Transformer,
+    prompts: Prompts,
+    max_new_tokens: int,
+    sampler: Sampler = greedy,
+    stop_tokens: Collection[int] = (),
+) -> list[list[int]]:
+    """New tokens of each row, without a cache. Same result as ``generate``, for comparison."""
+    return _collect(stream_naive(model, prompts, max_new_tokens, sampler), len(prompts), stop_tokens)
+
+
+def generate(
+    model: Transformer,
+    prompts: Prompts,
+    max_new_tokens: int,
+    sampler: Sampler = greedy,
+    stop_tokens: Collection[int] = (),
+    cache: KVCache | None = None,
+) -> list[list[int]]:
+    """New tokens of each row, with a KV cache.
+
+    ``prompts`` are lists of token ids and may differ in length. A row ends before the first of
+    ``stop_tokens`` that it draws, or at ``max_new_tokens``.
+    """
+    steps = stream_cached(model, prompts, max_new_tokens, sampler, cache)
+    return _collect(steps, len(prompts), stop_tokens)
+
+
+def _collect(steps: Iterator[Tensor], rows: int, stop_tokens: Collection[int]) -> list[list[int]]:
+    texts: list[list[int]] = [[] for _ in range(rows)]
+    running = set(range(rows))
+    for chosen in steps:
+        tokens = chosen.tolist()
+        running -= {row for row in running if tokens[row] in stop_tokens}
+        for row in running:
+            texts[row].append(tokens[row])
+        if not running:
+            break
+    return texts
+
+
+def _check(model: Transformer, prompts: Prompts, max_new_tokens: int) -> None:
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be a positive integer, got {max_new_tokens!r}")
+    _, counts = left_pad(prompts)
+    longest = max(counts) + max_new_tokens - 1
+    if longest > model.config.max_positions:
+        raise CacheFullError(
+            f"a prompt of {max(counts)} tokens and {max_new_tokens} new ones need {longest} "
+            f"positions, but the model has {model.config.max_positions}; shorten one of them"
+        )
+
+
+def _check_room(cache: KVCache, counts: Sequence[int], max_new_tokens: int) -> None:
+    if len(cache.lengths) != len(counts):
+        raise ValueError(
+            f"got {len(counts)} prompts, but the cache has {len(cache.lengths)} active rows; "
+            "make a cache for this batch, or choose rows with select()"
+        )
+    for row, (length, count) in enumerate(zip(cache.lengths, counts, strict=True)):
+        end = length + count + max_new_tokens - 1
+        if end > cache.capacity:
+            raise CacheFullError(
+                f"row {row} would reach {end} tokens, but the cache has {cache.capacity} slots "
+                "per row; make a cache with a larger capacity or ask for fewer tokens"
+            )

@@ -1,0 +1,36 @@
+"""Attention: queries over whatever view they are given.
+
+Knows: heads, scale, the view's mask. Does not know: what kind of cache the view comes from, or
+whether there is one.
+"""
+
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from kvbook.cache import KVView
+
+
+def attend(queries: Tensor, view: KVView, scale: float) -> Tensor:
+    """softmax(scale · Q Kᵀ, over visible keys) V: (B, H, T, Dk) to (B, H, T, Dv).
+
+    Query head h reads KV head h // (H / Hkv). A query that sees no key gives zeros.
+    """
+    B, H, T, D = queries.shape
+    if T == 1:
+        # One query per head: the heads that share a KV head become rows of one product, so
+        # each key and value is read once for all of them.
+        Hkv = view.keys.shape[1]
+        rows = queries.reshape(B, Hkv, H // Hkv, D)
+        out = scaled_dot_product_attention(
+            rows, view.keys, view.values, attn_mask=view.mask, scale=scale
+        )
+        return out.reshape(B, H, 1, -1)
+    return scaled_dot_product_attention(
+        queries,
+        view.keys,
+        view.values,
+        attn_mask=view.mask,
+        is_causal=view.is_causal,
+        scale=scale,
+        enable_gqa=True,
+    )

@@ -1,0 +1,182 @@
+"""The transformer: tokens to logits, with a cache or without, by the same code.
+
+Knows: layers, weights, positions as the cache hands them out. Does not know: what kind of cache
+it feeds, where weights come from, how tokens are chosen.
+
+Inside, activations are two-dimensional, (B·T, C): one row per token. Only attention needs to
+know which rows belong to one sequence.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kvbook.cache import Contiguous, DenseStore, KVCache, KVView, Recompute
+from kvbook.cache.step import check_counts
+from kvbook.config import ModelConfig
+from kvbook.errors import CacheFullError
+from kvbook.model.attention import attend
+from kvbook.model.rope import Rope, rotate
+
+Attend = Callable[[Tensor, KVView, float], Tensor]
+Cache = KVCache | Recompute
+
+
+class Attention(nn.Module):
+    """Project, rotate, let the cache add the new keys, attend, project back, add."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.config = layer, config
+        C, H, Hkv, D = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
+        self.qkv = nn.Linear(C, (H + 2 * Hkv) * D, bias=config.qkv_bias)  # q heads, k heads, v heads
+        self.q_norm = nn.RMSNorm(D, eps=config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(D, eps=config.norm_eps) if config.qk_norm else nn.Identity()
+        self.output = nn.Linear(H * D, C, bias=False)
+        self.attend: Attend = attend
+        self.scale = D**-0.5
+
+    def forward(self, residual: Tensor, x: Tensor, angles: tuple[Tensor, Tensor],
+                cache: Cache) -> Tensor:
+        H, Hkv, D = self.config.n_heads, self.config.n_kv_heads, self.config.head_dim
+        B = len(cache.lengths)
+        q, k, v = self.qkv(x).view(B, -1, H + 2 * Hkv, D).split([H, Hkv, Hkv], 2)
+        if self.config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        qk = rotate(torch.cat([q, k], 2), *angles)
+        q, k = qk.transpose(1, 2).split([H, Hkv], 1)  # (B, heads, T, D)
+        view = cache.update(self.layer, k, v.transpose(1, 2))
+        out = self.attend(q, view, self.scale)  # (B, H, T, D)
+        out = out.transpose(1, 2).reshape(len(x), H * D)
+        return torch.addmm(residual, out, self.output.weight.t())
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) · up(x)), added to the residual. (Shazeer 2020, arXiv 2002.05202.)"""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.d_model, 2 * config.d_mlp, bias=False)  # gate, then up
+        self.down = nn.Linear(config.d_mlp, config.d_model, bias=False)
+
+    def forward(self, residual: Tensor, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return torch.addmm(residual, F.silu(gate) * up, self.down.weight.t())
+
+
+class Block(nn.Module):
+    """One layer: attention and MLP, each on a normalized copy of the residual stream."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.attention = Attention(config, layer)
+        self.mlp_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], cache: Cache) -> Tensor:
+        x = self.attention(x, self.attention_norm(x), angles, cache)
+        return self.mlp(x, self.mlp_norm(x))
+
+
+class Transformer(nn.Module):
+    """A decoder-only transformer of the Llama family, for inference.
+
+    Weights start as seeded random numbers (``torch.manual_seed`` decides); ``kvbook.model.weights``
+    loads real ones. The model is in evaluation mode and asks for no gradients.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+        self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        if not config.tied_embeddings:
+            self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.rope = Rope(config)
+        self.to(device, dtype).eval().requires_grad_(False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(V, C): the embedding itself when the two are tied."""
+        return self.embedding.weight if self.config.tied_embeddings else self.head.weight
+
+    def new_cache(self, batch: int, capacity: int, dtype: torch.dtype | None = None) -> KVCache:
+        """An empty contiguous cache for ``batch`` sequences of up to ``capacity`` tokens."""
+        c = self.config
+        placement = Contiguous(batch, capacity)
+        store = DenseStore(
+            c.n_layers, batch, c.n_kv_heads, capacity, c.head_dim, c.head_dim,
+            dtype=dtype or self.dtype, device=self.device,
+        )
+        return KVCache(placement, store, c.window)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        cache: KVCache | None = None,
+        counts: Sequence[int] | None = None,
+        last_only: bool = False,
+    ) -> Tensor:
+        """Logits (B, T, V) for int64 ``tokens`` (B, T); (B, 1, V) with ``last_only``.
+
+        With a cache, the tokens continue what it holds, and it holds them afterwards. Without
+        one they are the whole text. ``counts[b]`` is the number of real tokens in row b, which
+        stand at its right end; what is left of them is padding and its logits mean nothing.
+
+        Raises ``ValueError`` for a wrong shape, dtype, token or count and ``CacheFullError``
+        (a ``ValueError``) when the cache or the position table is too short; the cache is
+        unchanged then.
+        """
+        check_tokens(tokens, self.config.vocab_size)
+        B, T = tokens.shape
+        counts = check_counts(counts, B, T)
+        memory = Recompute(B, tokens.device, self.config.window) if cache is None else cache
+        self._check_positions(memory.lengths, counts)
+        step = memory.reserve(counts, T)
+        angles = self.rope.at(step.queries, self.dtype)
+        x = self.embedding(tokens).view(B * T, -1)
+        for block in self.blocks:
+            x = block(x, angles, memory)
+        if last_only:
+            x = x.view(B, T, -1)[:, -1]
+        return F.linear(self.norm(x), self.head_weight).view(B, -1, self.config.vocab_size)
+
+    def _check_positions(self, lengths: Sequence[int], counts: Sequence[int]) -> None:
+        for row, (length, count) in enumerate(zip(lengths, counts, strict=False)):
+            if length + count > self.config.max_positions:
+                raise CacheFullError(
+                    f"row {row} would reach {length + count} tokens, but the model has "
+                    f"{self.config.max_positions} positions; shorten the input"
+                )
+
+
+def check_tokens(tokens: Tensor, vocab_size: int) -> None:
+    """Raise ``ValueError`` unless ``tokens`` is int64, (B, T), not empty and in the vocabulary."""
+    if tokens.ndim != 2 or tokens.dtype != torch.int64 or tokens.numel() == 0:
+        raise ValueError(
+            "tokens must be a non-empty int64 tensor of shape (batch, tokens), got "
+            f"{tokens.dtype} of shape {tuple(tokens.shape)}; one prompt is torch.tensor([ids])"
+        )
+    low, high = (int(x) for x in torch.aminmax(tokens))
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"token ids must be from 0 to {vocab_size - 1}, got {low if low < 0 else high}; "
+            "check that the tokenizer belongs to this model"
+        )
