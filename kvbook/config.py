@@ -176,17 +176,23 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
 
 
 def _window(fields: Mapping[str, Any], kind: str) -> int | None:
-    """The window W in keys including self. Hugging Face's ``sliding_window`` counts the same way."""
+    """W in keys including self; ``sliding_window`` in a config counts the same way."""
     window = fields.get("sliding_window")
-    used = window is not None and fields.get("use_sliding_window", kind == "mistral")
-    if not used:
+    if window is None or not fields.get("use_sliding_window", kind == "mistral"):
         return None
-    types = set(fields.get("layer_types") or ["sliding_attention"])
+    types = set(fields.get("layer_types") or _layer_types(fields, kind))
     if types == {"full_attention"}:
         return None
-    if types != {"sliding_attention"} or fields.get("max_window_layers", 0) not in (0, None):
+    if types != {"sliding_attention"}:
         raise UnsupportedModelError(
             f"layers of several attention kinds are not supported, got {sorted(types)}; allowed: "
             "all full or all sliding"
         )
     return int(window)
+
+
+def _layer_types(fields: Mapping[str, Any], kind: str) -> list[str]:
+    """What a config without ``layer_types`` means: Qwen leaves its first layers full."""
+    full = 0 if kind == "mistral" else int(fields.get("max_window_layers", 28))
+    layers = range(_need(fields, "num_hidden_layers"))
+    return ["full_attention" if layer < full else "sliding_attention" for layer in layers]

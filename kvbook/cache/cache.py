@@ -142,7 +142,7 @@ class KVCache:
         self._set_lengths(lengths)
 
     def fill_unused(self, value: float) -> None:
-        """Write ``value`` into every slot that holds no token: for tests of what must not matter."""
+        """Write ``value`` into every slot without a token: for tests of what must not matter."""
         lengths = self._lengths + [0] * (self.placement.rows - len(self._lengths))
         for row, length in enumerate(lengths):
             self.store.fill(row, length, self.capacity, value)

@@ -37,7 +37,9 @@ def check_counts(counts: Sequence[int] | None, rows: int, T: int) -> list[int]:
     return counts
 
 
-def last_positions(ends: Sequence[int], counts: Sequence[int], T: int, device: object) -> Tensor:
+def last_positions(
+    ends: Sequence[int], counts: Sequence[int], T: int, device: torch.device | str
+) -> Tensor:
     """Positions of left-padded new tokens, (B, T): row b ends at ``ends[b] - 1``.
 
     >>> last_positions([3, 5], [3, 5], 5, "cpu").tolist()

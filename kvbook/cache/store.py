@@ -70,7 +70,7 @@ class DenseStore:
         self.values[:, row, :, start:stop] = value
 
     def copy_rows(self, rows: list[int], slots: int) -> None:
-        """Row i takes the first ``slots`` slots of row ``rows[i]``, as they were before the call."""
+        """Row i takes the first ``slots`` slots that row ``rows[i]`` had before the call."""
         source = torch.tensor(rows, device=self.device)
         for layer in (*self._key_layers, *self._value_layers):  # one layer at a time: small copies
             layer[: len(rows), :, :slots] = layer[source, :, :slots]

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvbook.cache import KVCache
 from kvbook.errors import CacheFullError
 from kvbook.generate.sampling import Sampler, greedy
-from kvbook.model.transformer import Transformer
+from kvbook.model.transformer import Transformer, check_tokens
 
 Prompts = Sequence[Sequence[int]]
 
@@ -39,7 +39,12 @@ def stream_naive(
 ) -> Iterator[Tensor]:
     """Yield the next token of every row, (B,), re-feeding the whole text at each step."""
     _check(model, prompts, max_new_tokens)
-    texts = [list(row) for row in prompts]
+    return _steps_naive(model, [list(row) for row in prompts], max_new_tokens, sampler)
+
+
+def _steps_naive(
+    model: Transformer, texts: list[list[int]], max_new_tokens: int, sampler: Sampler
+) -> Iterator[Tensor]:
     for _ in range(max_new_tokens):
         tokens, counts = left_pad(texts)
         logits = model(tokens.to(model.device), counts=counts, last_only=True)
@@ -66,6 +71,17 @@ def stream_cached(
     if cache is None:
         cache = model.new_cache(len(prompts), max(counts) + max_new_tokens - 1)
     _check_room(cache, counts, max_new_tokens)
+    return _steps_cached(model, tokens, counts, max_new_tokens, sampler, cache)
+
+
+def _steps_cached(
+    model: Transformer,
+    tokens: Tensor,
+    counts: list[int],
+    max_new_tokens: int,
+    sampler: Sampler,
+    cache: KVCache,
+) -> Iterator[Tensor]:
     logits = model(tokens.to(model.device), cache, counts=counts, last_only=True)  # prefill
     for remaining in range(max_new_tokens - 1, -1, -1):
         chosen = sampler(logits[:, -1])
@@ -82,7 +98,8 @@ def generate_naive(
     stop_tokens: Collection[int] = (),
 ) -> list[list[int]]:
     """New tokens of each row, without a cache. Same result as ``generate``, for comparison."""
-    return _collect(stream_naive(model, prompts, max_new_tokens, sampler), len(prompts), stop_tokens)
+    steps = stream_naive(model, prompts, max_new_tokens, sampler)
+    return _collect(steps, len(prompts), stop_tokens)
 
 
 def generate(
@@ -118,7 +135,8 @@ def _collect(steps: Iterator[Tensor], rows: int, stop_tokens: Collection[int]) -
 def _check(model: Transformer, prompts: Prompts, max_new_tokens: int) -> None:
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be a positive integer, got {max_new_tokens!r}")
-    _, counts = left_pad(prompts)
+    tokens, counts = left_pad(prompts)
+    check_tokens(tokens, model.config.vocab_size)
     longest = max(counts) + max_new_tokens - 1
     if longest > model.config.max_positions:
         raise CacheFullError(

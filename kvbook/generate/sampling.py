@@ -46,7 +46,8 @@ class Sampler:
         """
         if self.temperature == 0.0:
             raise ValueError("greedy choice (temperature 0) has no distribution; set temperature")
-        ordered, tokens = (logits.float() / self.temperature).sort(-1, descending=True, stable=True)
+        scaled = logits.float() / self.temperature
+        ordered, tokens = scaled.sort(dim=-1, descending=True, stable=True)
         if self.top_k is not None:
             ordered[:, self.top_k :] = float("-inf")
         weights = ordered.softmax(-1)

@@ -1,0 +1,70 @@
+"""kvbook: the package behind the book on KV caching.
+
+The public names below are loaded on first use, so that parts which need no torch start without
+it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvbook.cache import (
+        NOT_A_TOKEN,
+        Contiguous,
+        DenseStore,
+        KVCache,
+        KVView,
+        visible,
+    )
+    from kvbook.config import ModelConfig, RopeScaling
+    from kvbook.errors import (
+        CacheFullError,
+        DownloadError,
+        UnsupportedModelError,
+        WeightFileError,
+    )
+    from kvbook.generate import (
+        Sampler,
+        generate,
+        generate_naive,
+        greedy,
+        left_pad,
+        stream_cached,
+        stream_naive,
+    )
+    from kvbook.model.attention import attend
+    from kvbook.model.tokenizer import Tokenizer, load_smollm2_tokenizer, load_tokenizer
+    from kvbook.model.trace import hidden_states
+    from kvbook.model.transformer import Transformer
+    from kvbook.model.weights import load_folder, load_smollm2
+
+_HOME = {
+    "kvbook.cache": ["NOT_A_TOKEN", "Contiguous", "DenseStore", "KVCache", "KVView", "visible"],
+    "kvbook.config": ["ModelConfig", "RopeScaling"],
+    "kvbook.errors": [
+        "CacheFullError", "DownloadError", "UnsupportedModelError", "WeightFileError",
+    ],
+    "kvbook.generate": [
+        "Sampler", "generate", "generate_naive", "greedy", "left_pad", "stream_cached",
+        "stream_naive",
+    ],
+    "kvbook.model.attention": ["attend"],
+    "kvbook.model.tokenizer": ["Tokenizer", "load_smollm2_tokenizer", "load_tokenizer"],
+    "kvbook.model.trace": ["hidden_states"],
+    "kvbook.model.transformer": ["Transformer"],
+    "kvbook.model.weights": ["load_folder", "load_smollm2"],
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'kvbook' has no attribute {name!r}")
+    return getattr(import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

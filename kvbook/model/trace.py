@@ -1,0 +1,35 @@
+"""Looking inside a forward pass.
+
+Knows: where the residual stream passes between layers. Does not know: what to conclude from it.
+"""
+
+from torch import Tensor, nn
+
+from kvbook.cache import KVCache
+from kvbook.model.transformer import Transformer
+
+
+def hidden_states(
+    model: Transformer, tokens: Tensor, cache: KVCache | None = None
+) -> list[Tensor]:
+    """The residual stream before layer 0 and after each layer: L + 1 tensors (B, T, C).
+
+    Runs one forward pass of ``tokens`` (B, T); a ``cache`` is used and filled as usual.
+    """
+    B, T = tokens.shape
+    states: list[Tensor] = []
+
+    def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        states.append(inputs[0].view(B, T, -1))
+
+    def after(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        states.append(output.view(B, T, -1))
+
+    hooks = [model.blocks[0].register_forward_pre_hook(before)]
+    hooks += [block.register_forward_hook(after) for block in model.blocks]
+    try:
+        model(tokens, cache)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return states
