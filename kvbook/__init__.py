@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from kvbook.generate import (
         Sampler,
-        generate,
+        generate_cached,
         generate_naive,
         greedy,
         left_pad,
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
         stream_naive,
     )
     from kvbook.model.attention import attend
+    from kvbook.model.probe import dependencies, visibility
     from kvbook.model.tokenizer import Tokenizer, load_smollm2_tokenizer, load_tokenizer
+    from kvbook.model.toy import toy_model
     from kvbook.model.trace import hidden_states
     from kvbook.model.transformer import Transformer
     from kvbook.model.weights import load_folder, load_smollm2
@@ -45,11 +47,13 @@ _HOME = {
         "CacheFullError", "DownloadError", "UnsupportedModelError", "WeightFileError",
     ],
     "kvbook.generate": [
-        "Sampler", "generate", "generate_naive", "greedy", "left_pad", "stream_cached",
+        "Sampler", "generate_cached", "generate_naive", "greedy", "left_pad", "stream_cached",
         "stream_naive",
     ],
     "kvbook.model.attention": ["attend"],
+    "kvbook.model.probe": ["dependencies", "visibility"],
     "kvbook.model.tokenizer": ["Tokenizer", "load_smollm2_tokenizer", "load_tokenizer"],
+    "kvbook.model.toy": ["toy_model"],
     "kvbook.model.trace": ["hidden_states"],
     "kvbook.model.transformer": ["Transformer"],
     "kvbook.model.weights": ["load_folder", "load_smollm2"],

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvbook.cache.placement import Contiguous, Slots
-from kvbook.cache.step import Step, last_positions, ragged_step, uniform_step
+from kvbook.cache.step import Step, check_counts, last_positions, ragged_step, uniform_step
 from kvbook.cache.store import DenseStore
 from kvbook.cache.view import NOT_A_TOKEN, KVView
 from kvbook.errors import CacheFullError
@@ -66,6 +66,7 @@ class KVCache:
                 f"the input has {len(counts)} rows, but the cache has {len(starts)} active rows; "
                 "make a cache for this batch, or choose rows with select()"
             )
+        counts = check_counts(counts, len(starts), T)
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
         self.placement.check_room(ends)
         start = starts[0]

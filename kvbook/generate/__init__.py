@@ -1,11 +1,17 @@
 """Generation: choosing tokens, and the loops that feed them back."""
 
-from kvbook.generate.loops import generate, generate_naive, left_pad, stream_cached, stream_naive
+from kvbook.generate.loops import (
+    generate_cached,
+    generate_naive,
+    left_pad,
+    stream_cached,
+    stream_naive,
+)
 from kvbook.generate.sampling import Sampler, greedy
 
 __all__ = [
     "Sampler",
-    "generate",
+    "generate_cached",
     "generate_naive",
     "greedy",
     "left_pad",

@@ -23,6 +23,11 @@ def left_pad(rows: Prompts) -> tuple[Tensor, list[int]]:
     (tensor([[7, 8, 9],
             [0, 0, 5]]), [3, 1])
     """
+    if not all(isinstance(row, Sequence) and all(isinstance(t, int) for t in row) for row in rows):
+        raise ValueError(
+            f"prompts must be lists of integer token ids, one list per row, got {rows!r:.80}; "
+            "one prompt is [[1, 2, 3]]"
+        )
     counts = [len(row) for row in rows]
     if not counts or min(counts) == 0:
         raise ValueError(
@@ -70,7 +75,7 @@ def stream_cached(
     tokens, counts = left_pad(prompts)
     if cache is None:
         cache = model.new_cache(len(prompts), max(counts) + max_new_tokens - 1)
-    _check_room(cache, counts, max_new_tokens)
+    _check_room(cache, counts, max_new_tokens, model.config.max_positions)
     return _steps_cached(model, tokens, counts, max_new_tokens, sampler, cache)
 
 
@@ -97,12 +102,12 @@ def generate_naive(
     sampler: Sampler = greedy,
     stop_tokens: Collection[int] = (),
 ) -> list[list[int]]:
-    """New tokens of each row, without a cache. Same result as ``generate``, for comparison."""
+    """New tokens of each row, without a cache: the same result at a higher price."""
     steps = stream_naive(model, prompts, max_new_tokens, sampler)
     return _collect(steps, len(prompts), stop_tokens)
 
 
-def generate(
+def generate_cached(
     model: Transformer,
     prompts: Prompts,
     max_new_tokens: int,
@@ -145,7 +150,9 @@ def _check(model: Transformer, prompts: Prompts, max_new_tokens: int) -> None:
         )
 
 
-def _check_room(cache: KVCache, counts: Sequence[int], max_new_tokens: int) -> None:
+def _check_room(
+    cache: KVCache, counts: Sequence[int], max_new_tokens: int, max_positions: int
+) -> None:
     if len(cache.lengths) != len(counts):
         raise ValueError(
             f"got {len(counts)} prompts, but the cache has {len(cache.lengths)} active rows; "
@@ -157,4 +164,9 @@ def _check_room(cache: KVCache, counts: Sequence[int], max_new_tokens: int) -> N
             raise CacheFullError(
                 f"row {row} would reach {end} tokens, but the cache has {cache.capacity} slots "
                 "per row; make a cache with a larger capacity or ask for fewer tokens"
+            )
+        if end > max_positions:
+            raise CacheFullError(
+                f"row {row} would reach {end} tokens, but the model has {max_positions} positions; "
+                "ask for fewer tokens or truncate() the cache"
             )

@@ -41,20 +41,25 @@ class Sampler:
     def probabilities(self, logits: Tensor) -> Tensor:
         """The distribution that is drawn from, (B, V), rows summing to 1. Needs temperature > 0.
 
+        Computed in float64, returned in float32.
+
         >>> Sampler(temperature=1.0, top_k=2).probabilities(torch.tensor([[0.0, 0.0, -9.0]]))
         tensor([[0.5000, 0.5000, 0.0000]])
         """
         if self.temperature == 0.0:
             raise ValueError("greedy choice (temperature 0) has no distribution; set temperature")
-        scaled = logits.float() / self.temperature
-        ordered, tokens = scaled.sort(dim=-1, descending=True, stable=True)
+        ordered, tokens = logits.double().sort(dim=-1, descending=True, stable=True)
+        # The largest becomes 0 before the division: at a tiny temperature the rest overflow to
+        # minus infinity, which is their limit, and nothing overflows upwards.
+        ordered = (ordered - ordered[:, :1]) / self.temperature
         if self.top_k is not None:
             ordered[:, self.top_k :] = float("-inf")
         weights = ordered.softmax(-1)
-        before = weights.cumsum(-1) - weights  # probability of all more likely tokens
-        kept = weights.masked_fill(before >= self.top_p, 0.0)
-        kept = kept / kept.sum(-1, keepdim=True)
-        return torch.zeros_like(kept).scatter(-1, tokens, kept)
+        if self.top_p < 1.0:  # at 1 every token stays, whatever the running sum rounds to
+            before = weights.cumsum(-1) - weights  # probability of all more likely tokens
+            weights = weights.masked_fill(before >= self.top_p, 0.0)
+            weights = weights / weights.sum(-1, keepdim=True)
+        return torch.zeros_like(weights).scatter(-1, tokens, weights).float()
 
 
 greedy = Sampler()

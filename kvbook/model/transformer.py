@@ -31,7 +31,8 @@ class Attention(nn.Module):
         super().__init__()
         self.layer, self.config = layer, config
         C, H, Hkv, D = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
-        self.qkv = nn.Linear(C, (H + 2 * Hkv) * D, bias=config.qkv_bias)  # q heads, k heads, v heads
+        # One product for all three: rows are the q heads, then the k heads, then the v heads.
+        self.qkv = nn.Linear(C, (H + 2 * Hkv) * D, bias=config.qkv_bias)
         self.q_norm = nn.RMSNorm(D, eps=config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(D, eps=config.norm_eps) if config.qk_norm else nn.Identity()
         self.output = nn.Linear(H * D, C, bias=False)
@@ -169,6 +170,11 @@ class Transformer(nn.Module):
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
     """Raise ``ValueError`` unless ``tokens`` is int64, (B, T), not empty and in the vocabulary."""
+    if not isinstance(tokens, Tensor):
+        raise ValueError(
+            "tokens must be an int64 tensor of shape (batch, tokens), got "
+            f"{type(tokens).__name__}; one prompt is torch.tensor([ids])"
+        )
     if tokens.ndim != 2 or tokens.dtype != torch.int64 or tokens.numel() == 0:
         raise ValueError(
             "tokens must be a non-empty int64 tensor of shape (batch, tokens), got "

@@ -1,0 +1,45 @@
+"""Questions that have exact answers: who depends on whom, and who sees whom.
+
+Knows: functions of rows, views. Does not know: models, what the answer should be.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kvbook.cache import KVView
+from kvbook.model.attention import attend
+
+Attend = Callable[[Tensor, KVView, float], Tensor]
+
+
+def dependencies(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """Which output rows change when one input row changes: bool (T_out, T_in).
+
+    ``rows`` is (T_in, …). Row j is replaced by other values, everything else stays, and the
+    outputs are compared bit for bit. The shape never changes, so no kernel has a reason to sum
+    in another order: False means that not one bit moved.
+    """
+    before = function(rows)
+    columns = []
+    for j in range(len(rows)):
+        changed = rows.clone()
+        # Another value that is valid as well: a float moves by one, a token id flips its last bit.
+        changed[j] = changed[j] + 1.0 if rows.is_floating_point() else changed[j] ^ 1
+        after = function(changed)
+        columns.append((after != before).flatten(1).any(1))
+    return torch.stack(columns, 1)
+
+
+def visibility(view: KVView, heads: int, T: int, attend: Attend = attend) -> Tensor:
+    """The weights that ``attend`` gives when no key is preferred: (B, heads, T, S).
+
+    Queries are zero and values are the identity, so row i is 1/n on exactly the n positions that
+    query i may see, and 0 elsewhere.
+    """
+    B, Hkv, S, D = view.keys.shape
+    eye = torch.eye(S, dtype=view.keys.dtype, device=view.keys.device).expand(B, Hkv, S, S)
+    queries = view.keys.new_zeros(B, heads, T, D)
+    return attend(queries, replace(view, values=eye), 1.0)

@@ -1,0 +1,32 @@
+"""A model small enough to print and exact enough to prove things on.
+
+Knows: one small shape and a seed. Does not know: language.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from kvbook.config import ModelConfig
+from kvbook.model.transformer import Transformer
+
+TOY = ModelConfig(
+    vocab_size=64, d_model=32, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=8, d_mlp=64,
+    max_positions=256,
+)
+
+
+def toy_model(seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any) -> Transformer:
+    """The book's toy: TOY with ``changes``, seeded random weights, float64.
+
+    The caller's random state is left as it was. Norm weights are random too: with all ones, a
+    forgotten norm weight could not be seen.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Transformer(replace(TOY, **changes))
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight"):
+                weight.uniform_(0.5, 1.5)
+    return model.to(dtype)

@@ -1,0 +1,325 @@
+"""Real weights: files to a ``Transformer``.
+
+Knows: the names and the layout of tensors in GGUF and Hugging Face files, and where each belongs.
+Does not know: how a file was fetched, what the model computes.
+
+Every tensor of a file is used exactly once. A missing, an unexpected or a misshapen one is an
+error that names it. The whole list is checked before the first tensor is read. Only formats that
+hold nothing but data are read: a pickled file can run code when it is opened.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from kvbook.config import ModelConfig
+from kvbook.errors import UnsupportedModelError, WeightFileError
+from kvbook.model.download import smollm2_gguf
+from kvbook.model.gguf_file import GGUFFile
+from kvbook.model.rope import Rope
+from kvbook.model.transformer import Transformer
+
+# kvbook's parameter -> the file's tensors whose rows, one after the other, make it up.
+HF_BLOCK = {
+    "attention_norm.weight": ["input_layernorm.weight"],
+    "attention.qkv.weight": [f"self_attn.{x}_proj.weight" for x in "qkv"],
+    "attention.qkv.bias": [f"self_attn.{x}_proj.bias" for x in "qkv"],
+    "attention.q_norm.weight": ["self_attn.q_norm.weight"],
+    "attention.k_norm.weight": ["self_attn.k_norm.weight"],
+    "attention.output.weight": ["self_attn.o_proj.weight"],
+    "mlp_norm.weight": ["post_attention_layernorm.weight"],
+    "mlp.gate_up.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
+    "mlp.down.weight": ["mlp.down_proj.weight"],
+}
+HF_MODEL = {
+    "embedding.weight": ["model.embed_tokens.weight"],
+    "norm.weight": ["model.norm.weight"],
+    "head.weight": ["lm_head.weight"],
+}
+GGUF_BLOCK = {
+    "attention_norm.weight": ["attn_norm.weight"],
+    "attention.qkv.weight": [f"attn_{x}.weight" for x in "qkv"],
+    "attention.output.weight": ["attn_output.weight"],
+    "mlp_norm.weight": ["ffn_norm.weight"],
+    "mlp.gate_up.weight": ["ffn_gate.weight", "ffn_up.weight"],
+    "mlp.down.weight": ["ffn_down.weight"],
+}
+GGUF_MODEL = {
+    "embedding.weight": ["token_embd.weight"],
+    "norm.weight": ["output_norm.weight"],
+    "head.weight": ["output.weight"],
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class WeightSource(Protocol):
+    """A file, or several, that hold named tensors."""
+
+    shapes: dict[str, tuple[int, ...]]
+
+    def read(self, name: str) -> Tensor: ...
+
+
+def load_smollm2(
+    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Transformer:
+    """SmolLM2-135M-Instruct with its released 4-bit weights, decoded: 134.5 million numbers.
+
+    The file is fetched the first time (93 MB). Errors are those of ``smollm2_gguf``.
+    """
+    return _load_gguf(smollm2_gguf(), dtype, device)
+
+
+def load_folder(
+    path: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> Transformer:
+    """A model from a Hugging Face folder: ``config.json`` and ``*.safetensors``.
+
+    ``dtype=None`` takes the one that the config names, or float32 if it names none.
+    Raises ``UnsupportedModelError`` for an architecture that kvbook does not build, and
+    ``WeightFileError`` for missing, damaged, unexpected or misshapen content.
+    """
+    folder = Path(path)
+    file = folder / "config.json"
+    if not file.is_file():
+        raise WeightFileError(
+            f"there is no {file}. Give a folder with config.json and .safetensors files."
+        )
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise WeightFileError(f"{file} is not JSON ({error}). Fetch it again.") from error
+    config = ModelConfig.from_hf(fields)
+    if dtype is None:
+        dtype = _config_dtype(fields)
+    plan = _plan(config, HF_MODEL, HF_BLOCK, "model.layers.{}.")
+    with SafetensorsFolder(folder) as source:
+        _drop_redundant(source, config)
+        return _build(config, plan, source, source.read, dtype, device)
+
+
+class SafetensorsFolder:
+    """The safetensors files of one folder, opened together: a context manager.
+
+    ``shapes``: tensor name -> shape.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._files: dict[str, Any] = {}  # tensor name -> the open file that holds it
+        self._open = ExitStack()
+
+    def __enter__(self) -> "SafetensorsFolder":
+        with self._open:  # closes what was opened if a later file is damaged
+            for path in _safetensors_files(self.folder):
+                self._add(path)
+            self._open = self._open.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def _add(self, path: Path) -> None:
+        try:
+            file = self._open.enter_context(safe_open(path, framework="pt"))
+        except (OSError, SafetensorError) as error:
+            raise WeightFileError(
+                f"{path} is missing, truncated or not a safetensors file ({error}). Fetch it again."
+            ) from error
+        for name in file.keys():  # noqa: SIM118  (the file is no mapping)
+            if name in self.shapes:
+                raise WeightFileError(
+                    f"tensor {name!r} is in two files of {self.folder}. Keep one set of files."
+                )
+            self._files[name] = file
+            self.shapes[name] = tuple(file.get_slice(name).get_shape())
+
+    def read(self, name: str) -> Tensor:
+        return self._files[name].get_tensor(name)
+
+
+def _safetensors_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        outside = [name for name in names if Path(name).name != name]
+        if outside:
+            raise WeightFileError(f"{index} names files outside the folder: {outside}")
+        return [folder / name for name in names]
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) == 1:
+        return files
+    if files:
+        raise WeightFileError(
+            f"{folder} has {len(files)} .safetensors files and no {index.name} that says which "
+            "belong to the model. Add it, or keep the one file."
+        )
+    pickled = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern))
+    if pickled:
+        raise WeightFileError(
+            f"{folder} has {pickled}, but no .safetensors file. kvbook does not read pickled "
+            "weights, because opening one can run code. Convert it to safetensors."
+        )
+    raise WeightFileError(f"{folder} has no .safetensors file. Give a folder that has one.")
+
+
+def _config_dtype(fields: dict[str, Any]) -> torch.dtype:
+    name = fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    if name not in DTYPES:
+        raise UnsupportedModelError(
+            f"the config asks for dtype {name!r}; allowed: {', '.join(DTYPES)}. Pass dtype=..."
+        )
+    return DTYPES[name]
+
+
+def _drop_redundant(source: SafetensorsFolder, config: ModelConfig) -> None:
+    """Forget tensors that carry nothing: rotary frequencies, and a tied head saved twice."""
+    for name in [n for n in source.shapes if n.endswith("rotary_emb.inv_freq")]:
+        del source.shapes[name]
+    both = {"lm_head.weight", "model.embed_tokens.weight"} <= source.shapes.keys()
+    if config.tied_embeddings and both:
+        head, embedding = source.read("lm_head.weight"), source.read("model.embed_tokens.weight")
+        if not torch.equal(head, embedding):
+            raise WeightFileError(
+                "the config ties lm_head.weight to model.embed_tokens.weight, but the file holds "
+                "two different tensors. Set tie_word_embeddings to false in config.json."
+            )
+        del source.shapes["lm_head.weight"]
+
+
+def _load_gguf(path: Path, dtype: torch.dtype, device: torch.device | str) -> Transformer:
+    source = GGUFFile(path)
+    config = _gguf_config(source)
+    plan = _plan(config, GGUF_MODEL, GGUF_BLOCK, "blk.{}.")
+
+    def read(name: str) -> Tensor:
+        tensor = source.read(name)
+        if name.endswith(("attn_q.weight", "attn_k.weight")):
+            return _halves(tensor, config.head_dim)
+        return tensor
+
+    return _build(config, plan, source, read, dtype, device)
+
+
+def _gguf_config(source: GGUFFile) -> ModelConfig:
+    fields = source.metadata
+    kind = fields.get("general.architecture")
+    if kind != "llama" or "rope_freqs.weight" in source.shapes:
+        raise UnsupportedModelError(
+            f"{source.path} holds architecture {kind!r}; allowed: 'llama' with plain rotary "
+            "frequencies. Use the model's Hugging Face folder."
+        )
+    n_heads, d_model = fields["llama.attention.head_count"], fields["llama.embedding_length"]
+    return ModelConfig(
+        vocab_size=source.shapes["token_embd.weight"][0],
+        d_model=d_model,
+        n_layers=fields["llama.block_count"],
+        n_heads=n_heads,
+        n_kv_heads=fields["llama.attention.head_count_kv"],
+        head_dim=d_model // n_heads,
+        d_mlp=fields["llama.feed_forward_length"],
+        max_positions=fields["llama.context_length"],
+        norm_eps=fields["llama.attention.layer_norm_rms_epsilon"],
+        rope_theta=fields["llama.rope.freq_base"],
+        tied_embeddings="output.weight" not in source.shapes,
+    )
+
+
+def _halves(rows: Tensor, head_dim: int) -> Tensor:
+    """Reorder the rows of q or k, (heads · D, C), from rotated neighbors to rotated halves.
+
+    GGUF's llama layout pairs rows 0 and 1, 2 and 3, ...; kvbook's rope pairs i and i + D/2. For
+    D = 4 the rows of a head in the file belong to places 0, 2, 1, 3.
+    """
+    pairs = rows.unflatten(0, (-1, head_dim // 2, 2))
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+Part = tuple[str, tuple[int, ...]]  # a tensor of the file, and the shape that it must have
+
+
+def _plan(
+    config: ModelConfig, model: dict[str, list[str]], block: dict[str, list[str]], prefix: str
+) -> dict[str, list[Part]]:
+    """For each parameter of the model, the parts of the file that make it up, in order."""
+    C, F, D = config.d_model, config.d_mlp, config.head_dim
+    q, kv = config.n_heads * D, config.n_kv_heads * D
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "attention_norm.weight": [(C,)],
+        "attention.qkv.weight": [(q, C), (kv, C), (kv, C)],
+        "attention.output.weight": [(C, q)],
+        "mlp_norm.weight": [(C,)],
+        "mlp.gate_up.weight": [(F, C), (F, C)],
+        "mlp.down.weight": [(C, F)],
+    }
+    if config.qkv_bias:
+        shapes["attention.qkv.bias"] = [(q,), (kv,), (kv,)]
+    if config.qk_norm:
+        shapes["attention.q_norm.weight"] = shapes["attention.k_norm.weight"] = [(D,)]
+    plan = {
+        f"blocks.{layer}.{name}": [
+            (prefix.format(layer) + part, shape)
+            for part, shape in zip(block[name], parts, strict=True)
+        ]
+        for layer in range(config.n_layers)
+        for name, parts in shapes.items()
+    }
+    table = (config.vocab_size, C)
+    plan["embedding.weight"] = [(model["embedding.weight"][0], table)]
+    plan["norm.weight"] = [(model["norm.weight"][0], (C,))]
+    if not config.tied_embeddings:
+        plan["head.weight"] = [(model["head.weight"][0], table)]
+    return plan
+
+
+def _build(
+    config: ModelConfig,
+    plan: dict[str, list[Part]],
+    source: WeightSource,
+    read: Callable[[str], Tensor],
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Transformer:
+    """Check the source against the plan, then copy it part by part into a new model."""
+    _check(source.shapes, [part for parts in plan.values() for part in parts])
+    with torch.device("meta"):  # neither memory nor random numbers for weights to be replaced
+        model = Transformer(config, dtype, "meta")
+    model.rope = Rope(config)
+    model.to_empty(device=device)
+    parameters = dict(model.named_parameters())
+    for name, parts in plan.items():
+        start = 0
+        for part, shape in parts:
+            parameters[name][start : start + shape[0]].copy_(read(part))
+            start += shape[0]
+    return model.eval()
+
+
+def _check(found: dict[str, tuple[int, ...]], wanted: Iterable[Part]) -> None:
+    expected = dict(wanted)
+    missing = [name for name in expected if name not in found]
+    unexpected = [name for name in found if name not in expected]
+    misshapen = [
+        f"{name} has shape {found[name]}, the config needs {shape}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    complaints = [
+        f"{title}: {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if names[5:] else "")
+        for title, names in (
+            ("missing", missing), ("unexpected", unexpected), ("wrong shape", misshapen)
+        )
+        if names
+    ]  # fmt: skip
+    if complaints:
+        raise WeightFileError(
+            f"the weights do not fit the configuration. {'; '.join(complaints)}. Fetch the weights "
+            "and config.json of the same model again."
+        )
