@@ -342,26 +342,25 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 def test_a_changed_output_fails_where_the_notebook_stands_alone(tmp_path: Path) -> None:
     """Run in place, pass outside the repository, fail on one changed digit."""
     path = tmp_path / "01-small.ipynb"
-    notebooks.write(
-        small("import os\nprint(6 * 7)\nprint(os.listdir(), os.environ['SEEN'])", "1 / 1"), path
-    )
+    look = 'import os\nseen, path = os.environ["SEEN"], os.environ.get("PYTHONPATH")\n'
+    notebooks.write(small(f"{look}print(6 * 7)\nprint(os.listdir(), seen, path)", "1 / 1"), path)
     done = run("execute", str(path), SEEN="yes")
     assert done.returncode == 0, done.stderr
     notebook = notebooks.read(path)
     first, second = notebook.cells
     assert (first.execution_count, second.execution_count) == (1, 2)
-    assert first.outputs[0].text == "42\n[] yes\n"
+    assert first.outputs[0].text == "42\n[] yes None\n"
     assert second.outputs[0].data == {"text/plain": "1.0"}
     assert path.read_text() == notebooks.dumps(notebooks.normalize(notebook))
 
     # Under the test the folder holds the notebook alone, and the environment is passed on.
-    first.outputs[0].text = "42\n['01-small.ipynb'] yes\n"
+    first.outputs[0].text = "42\n['01-small.ipynb'] yes None\n"
     notebooks.write(notebook, path)
     done = run("test", "--jobs", "0", str(path), SEEN="yes", PYTHONPATH="nowhere")
     assert done.returncode == 0, done.stdout
     assert "01-small" in done.stdout.splitlines()[-1]
 
-    first.outputs[0].text = "43\n['01-small.ipynb'] yes\n"
+    first.outputs[0].text = "43\n['01-small.ipynb'] yes None\n"
     notebooks.write(notebook, path)
     done = run("test", "--jobs", "0", str(path), SEEN="yes")
     assert done.returncode == 1

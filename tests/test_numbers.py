@@ -55,6 +55,10 @@ def test_a_space_never_joins_two_numbers() -> None:
     assert read("131 072") == [("claim", "131", ""), ("claim", "072", "")]
 
 
+def test_a_comma_joins_groups_of_three_digits_alone() -> None:
+    assert read("(64,1280)") == [("claim", "64", ""), ("claim", "1280", "")]
+
+
 @pytest.mark.parametrize(
     ("markdown", "value", "unit"),
     [
@@ -80,7 +84,9 @@ def test_one_digit_after_an_equals_sign_is_a_claim(markdown: str) -> None:
     assert read(markdown) == [("claim", "4", "")]
 
 
-@pytest.mark.parametrize("markdown", ["layer 0", "$n^2$", "`x[0]`", "2-D", "the 3 that remain"])
+@pytest.mark.parametrize(
+    "markdown", ["layer 0", "$n^2$", "`x[0]`", "2-D", "the 3 that remain", "4 x"]
+)
 def test_one_digit_alone_is_bare(markdown: str) -> None:
     assert [kind for kind, _, _ in read(markdown)] == ["bare"]
 
@@ -244,7 +250,7 @@ def test_bind_writes_nothing_when_it_refuses(
     assert numbers.main(["check"]) == 0
     before = lock.read_text()
 
-    cell(notebook, "statement").source += "\n\nIt takes 777 steps."
+    cell(notebook, "statement").source += "\n\nIt takes 100 steps, not 777 steps."
     notebooks.write(notebook, path)
     capsys.readouterr()
     assert numbers.main(["check"]) == 1

@@ -113,6 +113,11 @@ def test_a_missing_first_cell_is_put_after_the_title() -> None:
     assert len(cells) == len(sample().cells)
 
 
+def test_a_first_cell_in_place_keeps_its_results() -> None:
+    assert repository.with_first_cell(sample(), "") == sample()
+    assert repository.with_first_cell(sample(), URL).cells[1].execution_count is None
+
+
 def test_the_book_agrees_with_the_url() -> None:
     assert CHAPTERS, "no chapters in book/"
     url = repository.repository_url()
