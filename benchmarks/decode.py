@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -267,7 +268,7 @@ def seconds(contender: Contender, tokens: Tensor, steps: int, length: int) -> fl
 
 
 def measure(model: Transformer, contenders: dict[str, Contender], case: Case, reps: int) -> Row:
-    """Median speeds of one case. The contenders take turns, each repetition in another order."""
+    """Median speeds of one case. The contenders take turns in random order."""
     prefill = case.phase == "prefill"
     length, T, steps = (0, case.context, 1) if prefill else (case.context, 1, STEPS)
     past = read_past(model, case.batch, length)
@@ -277,14 +278,14 @@ def measure(model: Transformer, contenders: dict[str, Contender], case: Case, re
     check_logits(contenders, tokens, length)
 
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    names = list(contenders)
+    names, order = list(contenders), random.Random(0)
     deadline = time.perf_counter() + SECONDS_PER_CASE
     while len(times["kvbook"]) < reps:
         if len(times["kvbook"]) >= LEAST_REPS and time.perf_counter() > deadline:
             break
+        order.shuffle(names)  # so that no one always runs in another's wake
         for name in names:
             times[name].append(seconds(contenders[name], tokens, steps, length))
-        names.append(names.pop(0))
 
     def speed(name: str) -> float:
         return case.batch * T * steps / statistics.median(times[name])

@@ -35,7 +35,7 @@ FIGURE = """## Break it
 
 A wrong loop forgets the last row."""
 
-PLOT = "plot()"
+PLOT = "plot()\nplt.show()"
 
 CLAIMS = """## Claims
 

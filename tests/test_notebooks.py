@@ -210,7 +210,7 @@ def test_what_a_rule_allows() -> None:
         "set `{a}`, {braces}, and\n\n```\n<details> (label)= {ref}`x`\n```"
     )(notebook)
     cell(notebook, "check-one").source = "if False:\n    print(1)\n_ = rows"
-    cell(notebook, "check-two").source = "def shown():\n    print(1)"
+    cell(notebook, "check-two").source = "def shown():\n    print(1)\nplots.style()"
     for rule in (prose_rules.plain_words, prose_rules.no_myst, prose_rules.details_render):
         assert rule(chapter_of(notebook)) == []
     assert cell_rules.outputs_present(chapter_of(notebook)) == []

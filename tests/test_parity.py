@@ -18,6 +18,8 @@ from torch import Tensor
 from kvbook.model.transformer import Transformer
 from kvbook.model.weights import load_folder
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 B, T = 2, 23
 TOKENS = torch.randint(0, 97, (B, T), generator=torch.Generator().manual_seed(1))
 CHUNKS = {

@@ -18,6 +18,8 @@ from kvbook import UnsupportedModelError, WeightFileError, load_folder
 from kvbook.model import weights
 from kvbook.model.gguf_file import GGUFFile
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:

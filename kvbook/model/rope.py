@@ -74,5 +74,5 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     First half: a·cos - b·sin; second half: b·cos + a·sin.
     """
-    a, b = x.chunk(2, -1)
-    return x * cos + torch.cat([b, a], -1) * sin
+    swapped = x.roll(x.shape[-1] // 2, -1)  # (a, b) becomes (b, a)
+    return (x * cos).addcmul_(swapped, sin)

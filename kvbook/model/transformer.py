@@ -43,11 +43,12 @@ class Attention(nn.Module):
                 cache: Cache) -> Tensor:
         H, Hkv, D = self.config.n_heads, self.config.n_kv_heads, self.config.head_dim
         B = len(cache.lengths)
-        q, k, v = self.qkv(x).view(B, -1, H + 2 * Hkv, D).split([H, Hkv, Hkv], 2)
+        qk, v = self.qkv(x).view(B, -1, H + 2 * Hkv, D).split([H + Hkv, Hkv], 2)
         if self.config.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        qk = rotate(torch.cat([q, k], 2), *angles)
-        q, k = qk.transpose(1, 2).split([H, Hkv], 1)  # (B, heads, T, D)
+            q, k = qk.split([H, Hkv], 2)
+            qk = torch.cat([self.q_norm(q), self.k_norm(k)], 2)
+        qk = rotate(qk, *angles).transpose(1, 2)
+        q, k = qk.split([H, Hkv], 1)  # (B, heads, T, D)
         view = cache.update(self.layer, k, v.transpose(1, 2))
         out = self.attend(q, view, self.scale)  # (B, H, T, D)
         out = out.transpose(1, 2).reshape(len(x), H * D)
@@ -64,7 +65,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, residual: Tensor, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
-        return torch.addmm(residual, F.silu(gate) * up, self.down.weight.t())
+        return torch.addmm(residual, F.silu(gate).mul_(up), self.down.weight.t())
 
 
 class Block(nn.Module):
