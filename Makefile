@@ -10,7 +10,7 @@ PY := $(BIN)/python
 # No prompt, no chatter: what pip prints is what went wrong.
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help book lab test execute bind repository bench clean
+.PHONY: help book lab weights test execute bind repository bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -47,13 +47,17 @@ book: .venv/.book
 lab: .venv/.all
 	$(BIN)/jupyter lab book
 
-test: .venv/.all
+# Fetched before the chapters run: a progress bar is no output of a chapter.
+weights: .venv/.all
+	@$(PY) -m kvbook.model.download > /dev/null
+
+test: weights
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PY) -m pytest
 	$(PY) -m tools.notebooks test
 
-execute: .venv/.all
+execute: weights
 	$(PY) -m tools.notebooks execute
 
 bind: .venv/.all

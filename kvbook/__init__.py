@@ -34,7 +34,12 @@ if TYPE_CHECKING:
     )
     from kvbook.model.attention import attend
     from kvbook.model.probe import dependencies, visibility
-    from kvbook.model.tokenizer import Tokenizer, load_smollm2_tokenizer, load_tokenizer
+    from kvbook.model.tokenizer import (
+        Tokenizer,
+        load_smollm2_tokenizer,
+        load_tokenizer,
+        smollm2_chat,
+    )
     from kvbook.model.toy import toy_model
     from kvbook.model.trace import hidden_states
     from kvbook.model.transformer import Transformer
@@ -52,7 +57,9 @@ _HOME = {
     ],
     "kvbook.model.attention": ["attend"],
     "kvbook.model.probe": ["dependencies", "visibility"],
-    "kvbook.model.tokenizer": ["Tokenizer", "load_smollm2_tokenizer", "load_tokenizer"],
+    "kvbook.model.tokenizer": [
+        "Tokenizer", "load_smollm2_tokenizer", "load_tokenizer", "smollm2_chat",
+    ],
     "kvbook.model.toy": ["toy_model"],
     "kvbook.model.trace": ["hidden_states"],
     "kvbook.model.transformer": ["Transformer"],
