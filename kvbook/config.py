@@ -21,6 +21,15 @@ ARCHITECTURES = {
 }
 
 
+# rope_type in config.json -> the fields of RopeScaling, after the kind, in order.
+SCALINGS = {
+    "linear": ["factor"],
+    "llama3": [
+        "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+    ],
+}
+
+
 @dataclass(frozen=True)
 class RopeScaling:
     """Changes to the rotary frequencies that do not depend on the length of the text.
@@ -31,10 +40,20 @@ class RopeScaling:
     """
 
     kind: str
-    factor: float
+    factor: float = 1.0
     low: float = 1.0
     high: float = 4.0
     original_positions: int = 8192
+
+    def __post_init__(self) -> None:
+        if self.kind not in SCALINGS:
+            raise UnsupportedModelError(
+                f"rope scaling {self.kind!r} is not supported; allowed: default, "
+                f"{', '.join(SCALINGS)}. A scaling that depends on the current length would also "
+                "change keys that are already cached."
+            )
+        if not self.factor >= 1:
+            raise ValueError(f"the factor of a rope scaling must be at least 1, got {self.factor}")
 
 
 @dataclass(frozen=True)
@@ -130,10 +149,10 @@ class ModelConfig:
         )
 
 
-def _need(fields: Mapping[str, Any], name: str) -> int:
+def _need(fields: Mapping[str, Any], name: str) -> Any:
     if fields.get(name) is None:
         raise ValueError(f"the config has no {name!r}; it is needed to build the model")
-    return int(fields[name])
+    return fields[name]
 
 
 def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
@@ -159,20 +178,7 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
-    if kind == "linear":
-        return RopeScaling("linear", float(rope["factor"]))
-    if kind == "llama3":
-        return RopeScaling(
-            "llama3",
-            float(rope["factor"]),
-            float(rope["low_freq_factor"]),
-            float(rope["high_freq_factor"]),
-            int(rope["original_max_position_embeddings"]),
-        )
-    raise UnsupportedModelError(
-        f"rope scaling {kind!r} is not supported; allowed: default, linear, llama3. A scaling that "
-        "depends on the current length would also change keys that are already cached."
-    )
+    return RopeScaling(kind, *(_need(rope, name) for name in SCALINGS.get(kind, ())))
 
 
 def _window(fields: Mapping[str, Any], kind: str) -> int | None:

@@ -235,7 +235,6 @@ OTHER_MODELS = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="a cache's shape, dtype and window are not compared yet")
 @pytest.mark.parametrize("name", OTHER_MODELS)
 def test_the_cache_of_another_model_is_refused_before_it_is_written(name: str) -> None:
     model = toy()

@@ -47,7 +47,7 @@ def write_nan(cache: KVCache, counts: list[int], T: int) -> None:
     before = cache.lengths
     cache.reserve(counts, T)
     layers, _, heads, _, D = cache.store.keys.shape
-    new = torch.full((len(counts), heads, T, D), NAN, dtype=cache.store.dtype)
+    new = torch.full((len(counts), heads, T, D), NAN, dtype=cache.store.layout.dtype)
     for layer in range(layers):
         cache.update(layer, new, new)
     cache.truncate(before)

@@ -4,7 +4,7 @@ from kvbook.cache.cache import KVCache
 from kvbook.cache.placement import Contiguous
 from kvbook.cache.recompute import Recompute
 from kvbook.cache.step import Step
-from kvbook.cache.store import DenseStore
+from kvbook.cache.store import DenseStore, Layout
 from kvbook.cache.view import NOT_A_TOKEN, KVView, visible
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "DenseStore",
     "KVCache",
     "KVView",
+    "Layout",
     "Recompute",
     "Step",
     "visible",

@@ -3,12 +3,22 @@
 Knows: layers, rows, heads, slots and widths. Does not know: positions, lengths, masks.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 Index = tuple[Any, Any, Any]  # (rows, heads, slots), as PyTorch indexing takes it
+
+
+class Layout(NamedTuple):
+    """The part of a store's shape that comes from the model."""
+
+    layers: int  # L
+    kv_heads: int  # Hkv
+    key_dim: int  # Dk
+    value_dim: int  # Dv
+    dtype: torch.dtype
 
 
 class DenseStore:
@@ -28,19 +38,12 @@ class DenseStore:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
+        self.layout = Layout(layers, heads, key_dim, value_dim, dtype)
         shape = (layers, rows, heads, slots)
         self.keys = torch.zeros(*shape, key_dim, dtype=dtype, device=device)
         self.values = torch.zeros(*shape, value_dim, dtype=dtype, device=device)
         # One view per layer, made once: indexing a layer costs nothing in the decode loop.
         self._key_layers, self._value_layers = self.keys.unbind(0), self.values.unbind(0)
-
-    @property
-    def layers(self) -> int:
-        return self.keys.shape[0]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.keys.dtype
 
     @property
     def device(self) -> torch.device:
@@ -49,8 +52,8 @@ class DenseStore:
     @property
     def bytes_per_slot(self) -> int:
         """Bytes of one slot of one row over all layers and heads."""
-        layers, _, heads, _, key_dim = self.keys.shape
-        return layers * heads * (key_dim + self.values.shape[-1]) * self.keys.element_size()
+        layers, heads, key_dim, value_dim, dtype = self.layout
+        return layers * heads * (key_dim + value_dim) * dtype.itemsize
 
     @property
     def allocated_bytes(self) -> int:

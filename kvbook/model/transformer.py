@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbook.cache import Contiguous, DenseStore, KVCache, KVView, Recompute
+from kvbook.cache import Contiguous, DenseStore, KVCache, KVView, Layout, Recompute
 from kvbook.cache.step import check_counts
 from kvbook.config import ModelConfig
 from kvbook.errors import CacheFullError
@@ -119,15 +119,18 @@ class Transformer(nn.Module):
         """(V, C): the embedding itself when the two are tied."""
         return self.embedding.weight if self.config.tied_embeddings else self.head.weight
 
-    def new_cache(self, batch: int, capacity: int, dtype: torch.dtype | None = None) -> KVCache:
-        """An empty contiguous cache for ``batch`` sequences of up to ``capacity`` tokens."""
+    @property
+    def layout(self) -> Layout:
+        """What a cache of this model stores per token."""
         c = self.config
+        return Layout(c.n_layers, c.n_kv_heads, c.head_dim, c.head_dim, self.dtype)
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """An empty contiguous cache for ``batch`` sequences of up to ``capacity`` tokens."""
+        layers, heads, key_dim, value_dim, dtype = self.layout
         placement = Contiguous(batch, capacity)
-        store = DenseStore(
-            c.n_layers, batch, c.n_kv_heads, capacity, c.head_dim, c.head_dim,
-            dtype=dtype or self.dtype, device=self.device,
-        )
-        return KVCache(placement, store, c.window)
+        store = DenseStore(layers, batch, heads, capacity, key_dim, value_dim, dtype, self.device)
+        return KVCache(placement, store, self.config.window)
 
     def forward(
         self,
@@ -149,6 +152,8 @@ class Transformer(nn.Module):
         check_tokens(tokens, self.config.vocab_size)
         B, T = tokens.shape
         counts = check_counts(counts, B, T)
+        if cache is not None:
+            self._check_cache(cache)
         memory = Recompute(B, tokens.device, self.config.window) if cache is None else cache
         self._check_positions(memory.lengths, counts)
         step = memory.reserve(counts, T)
@@ -159,6 +164,15 @@ class Transformer(nn.Module):
         if last_only:
             x = x.view(B, T, -1)[:, -1]
         return F.linear(self.norm(x), self.head_weight).view(B, -1, self.config.vocab_size)
+
+    def _check_cache(self, cache: KVCache) -> None:
+        given, needed = (*cache.store.layout, cache.window), (*self.layout, self.config.window)
+        if given != needed:
+            pairs = zip((*Layout._fields, "window"), given, needed, strict=True)
+            differ = [f"{name} {has} instead of {need}" for name, has, need in pairs if has != need]
+            raise ValueError(
+                f"the cache belongs to another model: {', '.join(differ)}; use model.new_cache()"
+            )
 
     def _check_positions(self, lengths: Sequence[int], counts: Sequence[int]) -> None:
         for row, (length, count) in enumerate(zip(lengths, counts, strict=False)):
