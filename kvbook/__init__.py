@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         stream_naive,
     )
     from kvbook.model.attention import attend
+    from kvbook.model.experiment import attend_with, move_positions, verdict
     from kvbook.model.probe import dependencies, visibility
     from kvbook.model.tokenizer import (
         Tokenizer,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
         smollm2_chat,
     )
     from kvbook.model.toy import toy_model
-    from kvbook.model.trace import hidden_states
+    from kvbook.model.trace import cached_entries, hidden_states
     from kvbook.model.transformer import Transformer
     from kvbook.model.weights import load_folder, load_smollm2
 
@@ -56,12 +57,13 @@ _HOME = {
         "stream_naive",
     ],
     "kvbook.model.attention": ["attend"],
+    "kvbook.model.experiment": ["attend_with", "move_positions", "verdict"],
     "kvbook.model.probe": ["dependencies", "visibility"],
     "kvbook.model.tokenizer": [
         "Tokenizer", "load_smollm2_tokenizer", "load_tokenizer", "smollm2_chat",
     ],
     "kvbook.model.toy": ["toy_model"],
-    "kvbook.model.trace": ["hidden_states"],
+    "kvbook.model.trace": ["cached_entries", "hidden_states"],
     "kvbook.model.transformer": ["Transformer"],
     "kvbook.model.weights": ["load_folder", "load_smollm2"],
 }

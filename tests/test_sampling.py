@@ -80,7 +80,7 @@ def test_temperature_comes_before_top_p() -> None:
     assert distribution([0.0, 2 * log(3)], temperature=1.0, top_p=0.8) == about([0, 1])
 
 
-@pytest.mark.parametrize("temperature", [1e-3, 1e-8, 1e-30, 1e-300])
+@pytest.mark.parametrize("temperature", [1e-3, 1e-8, 1e-30, 1e-300, 5e-324])
 def test_towards_temperature_zero_the_most_likely_token_is_certain(temperature: float) -> None:
     assert distribution([1.0, 2.5, 2.0, -7.0], temperature=temperature) == [0, 1, 0, 0]
     assert distribution([2.5, 1.0, 2.5], temperature=temperature) == [0.5, 0, 0.5]
@@ -92,11 +92,13 @@ def test_a_token_that_is_ruled_out_is_never_kept() -> None:
 
 
 def test_top_p_of_one_keeps_a_whole_vocabulary() -> None:
-    """The running sum of 49,152 float32 probabilities reaches 1 long before the last token."""
+    """A running sum reaches 1 long before the last token: of 49,152 float32 probabilities after
+    about half of them, and in float64 after the first of two that are e^40 apart."""
     logits = 3 * torch.randn(1, 49_152)
     kept = Sampler(temperature=1.0).probabilities(logits)
     assert (kept > 0).all()
     assert kept.sum().item() == pytest.approx(1.0, abs=1e-4)
+    assert distribution([40.0, 0.0])[1] == pytest.approx(4.248e-18, rel=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

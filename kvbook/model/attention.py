@@ -4,10 +4,14 @@ Knows: heads, scale, the view's mask. Does not know: what kind of cache the view
 whether there is one.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvbook.cache import KVView
+
+Attend = Callable[[Tensor, KVView, float], Tensor]
 
 
 def attend(queries: Tensor, view: KVView, scale: float) -> Tensor:

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from kvbook.cache import KVView
-from kvbook.model.attention import attend
-
-Attend = Callable[[Tensor, KVView, float], Tensor]
+from kvbook.model.attention import Attend, attend
 
 
 def dependencies(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
@@ -21,15 +19,23 @@ def dependencies(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     ``rows`` is (T_in, …). Row j is replaced by other values, everything else stays, and the
     outputs are compared bit for bit. The shape never changes, so no kernel has a reason to sum
     in another order: False means that not one bit moved.
+
+    True shows a dependence. False shows none for this input and this change; that there is none
+    for any input is for an argument to say.
     """
+    rows = rows.contiguous()
+    generator = torch.Generator().manual_seed(0)
     before = function(rows)
     columns = []
     for j in range(len(rows)):
         changed = rows.clone()
-        # Another value that is valid as well: a float moves by one, a token id flips its last bit.
-        changed[j] = changed[j] + 1.0 if rows.is_floating_point() else changed[j] ^ 1
-        after = function(changed)
-        columns.append((after != before).flatten(1).any(1))
+        # Another value that is valid as well: a float row is drawn anew, a token id flips a bit.
+        changed[j] = (
+            torch.randn(rows[j].shape, generator=generator, dtype=rows.dtype)
+            if rows.is_floating_point()
+            else changed[j] ^ 1
+        )
+        columns.append((function(changed) != before).flatten(1).any(1))
     return torch.stack(columns, 1)
 
 

@@ -11,8 +11,9 @@ import torch
 from kvbook.config import ModelConfig
 from kvbook.model.transformer import Transformer
 
+# 6 query heads over 3 KV heads: each of the wrong head maps h % 3 and h // 3 differs from h // 2.
 TOY = ModelConfig(
-    vocab_size=64, d_model=32, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=8, d_mlp=64,
+    vocab_size=64, d_model=32, n_layers=4, n_heads=6, n_kv_heads=3, head_dim=8, d_mlp=64,
     max_positions=256,
 )
 

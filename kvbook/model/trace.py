@@ -3,6 +3,7 @@
 Knows: where the residual stream passes between layers. Does not know: what to conclude from it.
 """
 
+import torch
 from torch import Tensor, nn
 
 from kvbook.cache import KVCache
@@ -33,3 +34,12 @@ def hidden_states(
         for hook in hooks:
             hook.remove()
     return states
+
+
+def cached_entries(model: Transformer, tokens: Tensor) -> Tensor:
+    """What a cache holds after one pass of ``tokens`` (T,): keys and values, (L, 2, Hkv, T, D)."""
+    cache = model.new_cache(1, len(tokens))
+    model(tokens[None], cache)
+    return torch.stack(
+        [torch.stack(cache.entries(layer)) for layer in range(model.config.n_layers)]
+    )

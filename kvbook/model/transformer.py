@@ -7,20 +7,19 @@ Inside, activations are two-dimensional, (B·T, C): one row per token. Only atte
 know which rows belong to one sequence.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbook.cache import Contiguous, DenseStore, KVCache, KVView, Layout, Recompute
+from kvbook.cache import Contiguous, DenseStore, KVCache, Layout, Recompute
 from kvbook.cache.step import check_counts
 from kvbook.config import ModelConfig
 from kvbook.errors import CacheFullError
-from kvbook.model.attention import attend
+from kvbook.model.attention import Attend, attend
 from kvbook.model.rope import Rope, rotate
 
-Attend = Callable[[Tensor, KVView, float], Tensor]
 Cache = KVCache | Recompute
 
 
