@@ -135,7 +135,7 @@ class ModelConfig:
             d_model=d_model,
             n_layers=_need(fields, "num_hidden_layers"),
             n_heads=n_heads,
-            n_kv_heads=fields.get("num_key_value_heads") or n_heads,
+            n_kv_heads=fields.get("num_key_value_heads", n_heads),
             head_dim=head_dim,
             d_mlp=_need(fields, "intermediate_size"),
             max_positions=_need(fields, "max_position_embeddings"),
@@ -159,6 +159,11 @@ def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
     if fields.get("hidden_act", "silu") != "silu":
         raise UnsupportedModelError(
             f"hidden_act {fields['hidden_act']!r} is not supported; kvbook's MLP is SwiGLU ('silu')"
+        )
+    if fields.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModelError(
+            f"partial_rotary_factor {fields['partial_rotary_factor']} is not supported; kvbook "
+            "rotates whole heads (1.0)"
         )
     for name in ("attention_bias", "mlp_bias"):
         if fields.get(name):

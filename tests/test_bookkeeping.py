@@ -346,3 +346,22 @@ def test_keys_and_values_may_differ_in_width() -> None:
     assert cache.allocated_bytes == 1_152
     cache.reserve([1], 1)
     assert cache.used_bytes == 288
+
+
+@pytest.mark.parametrize("wrong", [2.5, None, "3"])
+def test_lengths_and_rows_of_another_type_are_refused(wrong: object) -> None:
+    cache = toy().new_cache(2, 8)
+    for call in (cache.truncate, cache.select):
+        with pytest.raises(ValueError, match=f"got {wrong}"):
+            call(wrong)  # type: ignore[arg-type]
+
+
+def test_entries_of_an_unknown_row_are_refused() -> None:
+    with pytest.raises(ValueError, match="row must be from 0 to 1, got 2"):
+        toy().new_cache(2, 8).entries(0, 2)
+
+
+def test_a_placement_and_a_store_of_other_sizes_are_refused() -> None:
+    store = DenseStore(1, 2, 1, 8, 4, 4)
+    with pytest.raises(ValueError, match=r"2 rows of 9 slots, the store 2 rows of 8"):
+        KVCache(Contiguous(2, 9), store)

@@ -261,3 +261,13 @@ def test_a_window_holds_at_least_the_token_itself() -> None:
 def test_an_unknown_scaling_is_refused_where_it_is_made() -> None:
     with pytest.raises(ValueError, match=r"'dynamic'.*linear, llama3"):
         RopeScaling("dynamic", 2.0)
+
+
+def test_a_head_that_is_rotated_in_part_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor 0\.5 .*1\.0"):
+        ModelConfig.from_hf({**LLAMA, "partial_rotary_factor": 0.5})
+
+
+def test_no_kv_heads_is_an_error_and_not_a_default() -> None:
+    with pytest.raises(ValueError, match=r"n_kv_heads must be a positive integer, got 0"):
+        ModelConfig.from_hf({**LLAMA, "num_key_value_heads": 0})

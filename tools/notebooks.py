@@ -172,7 +172,7 @@ def test(paths: list[Path], jobs: int) -> int:
     for name in ("PYTHONPATH", "PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         environment.pop(name, None)
     # Each process takes its share of the cores: more threads than cores are slower than fewer.
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // max(1, jobs))))
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as aside:
         for path in paths:
             shutil.copy(path, folder)

@@ -27,6 +27,11 @@ class KVCache:
     def __init__(
         self, placement: Contiguous, store: DenseStore, window: int | None = None
     ) -> None:
+        if (placement.rows, placement.capacity) != (store.rows, store.slots):
+            raise ValueError(
+                f"the placement has {placement.rows} rows of {placement.capacity} slots, the store "
+                f"{store.rows} rows of {store.slots}; make both for the same numbers"
+            )
         self.placement, self.store, self.window = placement, store, window
         self._line = torch.arange(placement.capacity, device=store.device)
         self._lengths = [0] * placement.rows
@@ -96,6 +101,8 @@ class KVCache:
 
     def entries(self, layer: int, row: int = 0) -> tuple[Tensor, Tensor]:
         """Keys and values that one row holds in one layer, (Hkv, n, D) each, in position order."""
+        if row not in range(len(self._lengths)):
+            raise ValueError(f"row must be from 0 to {len(self._lengths) - 1}, got {row!r}")
         where = (slice(row, row + 1), slice(None), slice(0, self._lengths[row]))
         keys, values = self.store.read(layer, where)
         return keys[0], values[0]
@@ -106,17 +113,21 @@ class KVCache:
         The storage stays where it is. Raises ``ValueError`` for a length that is negative or
         above the present one; nothing has changed then.
         """
-        new = [lengths] * len(self._lengths) if isinstance(lengths, int) else list(lengths)
-        fits = len(new) == len(self._lengths) and all(
-            isinstance(n, int) and 0 <= n <= old
-            for n, old in zip(new, self._lengths, strict=True)
+        new = [lengths] * len(self._lengths) if isinstance(lengths, int) else lengths
+        fits = (
+            isinstance(new, Sequence)
+            and len(new) == len(self._lengths)
+            and all(
+                isinstance(n, int) and 0 <= n <= old
+                for n, old in zip(new, self._lengths, strict=True)
+            )
         )
         if not fits:
             raise ValueError(
                 f"truncate() takes one length per row, from 0 to the present one, got {new}; "
                 f"present lengths are {self._lengths}"
             )
-        self._set_lengths(new)
+        self._set_lengths(list(new))
 
     def reset(self) -> None:
         """Empty every row and make all rows active."""
@@ -128,9 +139,11 @@ class KVCache:
         Raises ``ValueError`` for an unknown row and ``CacheFullError`` for more rows than the
         cache has; nothing has changed then.
         """
-        rows = list(rows)
         active = len(self._lengths)
-        if not rows or not all(isinstance(r, int) and 0 <= r < active for r in rows):
+        known = isinstance(rows, Sequence) and all(
+            isinstance(r, int) and 0 <= r < active for r in rows
+        )
+        if not known or not rows:
             raise ValueError(f"select() takes active rows from 0 to {active - 1}, got {rows}")
         if len(rows) > self.placement.rows:
             raise CacheFullError(
@@ -138,7 +151,7 @@ class KVCache:
                 "make a cache with a larger batch"
             )
         lengths = [self._lengths[r] for r in rows]
-        self.store.copy_rows(rows, max(lengths))
+        self.store.copy_rows(list(rows), max(lengths))
         self.placement.mark_dirty(len(rows), max(lengths))
         self._set_lengths(lengths)
 

@@ -46,6 +46,15 @@ class DenseStore:
         self._key_layers, self._value_layers = self.keys.unbind(0), self.values.unbind(0)
 
     @property
+    def rows(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def slots(self) -> int:
+        """Slots per row."""
+        return self.keys.shape[3]
+
+    @property
     def device(self) -> torch.device:
         return self.keys.device
 
