@@ -21,8 +21,9 @@ ARROWS: dict[str, set[str]] = {
     "cache": {"config", "errors"},
     "model": {"cache", "config", "errors"},
     "generate": {"model", "cache", "config", "errors"},
+    "measure": {"accounting", "generate", "model", "cache", "config", "errors"},
     "plots": set(),
-    "cli": {"accounting"},
+    "cli": {"accounting", "measure"},  # measure only inside `kvbook probe`
 }
 WITHOUT_TORCH = ["errors", "config", "accounting"]
 ON_TOP = ["plots", "cli"]  # imported by nothing

@@ -1,0 +1,92 @@
+"""Floating-point operations of a forward pass, part by part, exactly.
+
+Knows: matrix products of the models that kvbook builds; a multiplication and an addition are two
+operations. Does not know: norms, rotations, softmax, activations (a few per mille), or time.
+
+T new tokens follow S past ones. Without a cache everything is new: T = n, S = 0. With one, a
+decode step is T = 1, S = n.
+"""
+
+from dataclasses import dataclass
+
+from kvbook.accounting.units import check_count
+from kvbook.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Operations by part. ``scores`` is Q Kᵀ, ``values`` the weighted sum of V."""
+
+    projections: int = 0  # q, k, v and output
+    scores: int = 0
+    values: int = 0
+    mlp: int = 0
+    head: int = 0
+
+    @property
+    def attention(self) -> int:
+        """The part that grows with the past: scores and values."""
+        return self.scores + self.values
+
+    @property
+    def total(self) -> int:
+        return self.projections + self.attention + self.mlp + self.head
+
+    def __add__(self, other: "Flops") -> "Flops":
+        return Flops(
+            self.projections + other.projections,
+            self.scores + other.scores,
+            self.values + other.values,
+            self.mlp + other.mlp,
+            self.head + other.head,
+        )
+
+
+def causal_pairs(T: int, S: int = 0, window: int | None = None) -> int:
+    """Pairs of a query and a key that it sees: sum of min(i, W) for i = S+1 … S+T.
+
+    Four tokens make 1 + 2 + 3 + 4 pairs, neither 16 (all) nor 8 (half of all).
+
+    >>> causal_pairs(4), causal_pairs(1, 4), causal_pairs(4, window=2)
+    (10, 5, 7)
+    """
+    check_count("T", T)
+    check_count("S", S, 0)
+    if window is None:
+        return T * S + T * (T + 1) // 2
+    check_count("window", window)
+    growing = min(max(window - S, 0), T)  # queries whose past still fits the window
+    return growing * S + growing * (growing + 1) // 2 + (T - growing) * window
+
+
+def attention_flops(pairs: int, heads: int, key_width: int, value_width: int) -> tuple[int, int]:
+    """Operations of scores and of values for so many (query, key) pairs per head.
+
+    The widths enter apart: materialized MLA has keys of 192 and values of 128, absorbed MLA
+    576 and 512.
+    """
+    check_count("pairs", pairs)
+    return 2 * pairs * heads * key_width, 2 * pairs * heads * value_width
+
+
+def step_flops(
+    config: ModelConfig, T: int, S: int = 0, batch: int = 1, logits: int | None = None
+) -> Flops:
+    """One forward pass of ``batch`` rows of T new tokens after S past ones.
+
+    ``logits`` is the number of positions per row that the head is asked for, T unless given.
+    Raises ``ValueError`` for a negative count, T or batch of 0, or more logits than tokens.
+    """
+    check_count("batch", batch)
+    pairs = batch * causal_pairs(T, S, config.window)
+    asked = T if logits is None else check_count("logits", logits, 0, T)
+    C, H, Hkv, D = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
+    tokens, L = batch * T, config.n_layers
+    scores, values = attention_flops(pairs, H, D, D)
+    return Flops(
+        projections=L * 2 * tokens * C * D * (2 * H + 2 * Hkv),
+        scores=L * scores,
+        values=L * values,
+        mlp=L * 2 * tokens * 3 * C * config.d_mlp,
+        head=2 * batch * asked * C * config.vocab_size,
+    )

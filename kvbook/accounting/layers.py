@@ -1,0 +1,96 @@
+"""What one layer keeps: vectors per token, or a state of constant size.
+
+Knows: KV heads, widths, windows. Does not know: how many layers there are, bytes, where the
+numbers come from.
+"""
+
+from dataclasses import dataclass, replace
+
+from kvbook.accounting.units import check_count
+
+
+@dataclass(frozen=True)
+class Kept:
+    """``heads`` vectors of ``width`` elements under one name, such as keys."""
+
+    name: str
+    heads: int
+    width: int
+
+    def __post_init__(self) -> None:
+        check_count(f"heads of {self.name}", self.heads)
+        check_count(f"width of {self.name}", self.width)
+
+    def heads_per_device(self, devices: int) -> int:
+        """Heads on each of ``devices`` that share the model.
+
+        Rounded up: with fewer heads than devices each device holds one, so heads are repeated,
+        and a single vector (a latent) is on every device.
+        """
+        return -(-self.heads // devices)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a model, as its cache sees it. Make it with the functions below.
+
+    ``kind`` is full, window, latent, recurrent or none. ``per_token`` is kept of each token,
+    ``window`` (W) of at most that many tokens, the newest included. ``state`` is kept once per
+    sequence whatever its length; ``None`` means that there is one and its size is not known.
+    ``expanded`` is what a latent stands for: the keys and values of every query head.
+    """
+
+    kind: str
+    per_token: tuple[Kept, ...] = ()
+    window: int | None = None
+    state: tuple[Kept, ...] | None = ()
+    expanded: tuple[Kept, ...] = ()
+
+    def tokens_held(self, tokens: int) -> int:
+        """Of ``tokens`` tokens, those that the next query can still see from here."""
+        return tokens if self.window is None else min(tokens, self.window)
+
+    def with_index_keys(self, width: int) -> "Layer":
+        """The same layer with the keys of a sparse-attention indexer: one vector per token."""
+        keys = (Kept("index keys", 1, width),)
+        expanded = self.expanded + keys if self.expanded else ()
+        return replace(self, per_token=self.per_token + keys, expanded=expanded)
+
+
+def full_layer(kv_heads: int, key_width: int, value_width: int) -> Layer:
+    """Every past token is kept: ``kv_heads`` keys and as many values."""
+    keys, values = Kept("keys", kv_heads, key_width), Kept("values", kv_heads, value_width)
+    return Layer("full", (keys, values))
+
+
+def window_layer(window: int, kv_heads: int, key_width: int, value_width: int) -> Layer:
+    """The last ``window`` tokens are kept, the current one included."""
+    check_count("window", window)
+    full = full_layer(kv_heads, key_width, value_width)
+    return replace(full, kind="window", window=window)
+
+
+def latent_layer(
+    rank: int, rope_width: int, heads: int, nope_width: int, value_width: int
+) -> Layer:
+    """Multi-head latent attention: one vector of rank + rope_width elements per token.
+
+    Its first ``rank`` elements serve as values, so no values are stored. Expanded, each of
+    ``heads`` has a key of nope_width + rope_width and a value of value_width elements.
+    (DeepSeek-V2, arXiv 2405.04434, section 2.1.)
+    """
+    check_count("rank", rank)
+    check_count("rope_width", rope_width)
+    latent = Kept("latents", 1, rank + rope_width)
+    keys = Kept("keys", heads, nope_width + rope_width)
+    return Layer("latent", (latent,), expanded=(keys, Kept("values", heads, value_width)))
+
+
+def recurrent_layer(state: tuple[Kept, ...] | None) -> Layer:
+    """A linear-attention, state-space or convolution layer: nothing grows with the text."""
+    return Layer("recurrent", state=state)
+
+
+def empty_layer() -> Layer:
+    """A layer that mixes no tokens, such as an MLP that counts as a layer of its own."""
+    return Layer("none")

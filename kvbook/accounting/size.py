@@ -1,0 +1,225 @@
+"""How large a cache is: what the model needs, and what an engine reserves.
+
+Knows: bytes, item by item, exactly. Does not know: weights, activations, what a framework's
+allocator adds; each answer says so.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvbook.accounting.formats import Format, bytes_of, parse_format
+from kvbook.accounting.geometry import CacheGeometry
+from kvbook.accounting.layers import Layer
+from kvbook.accounting.units import check_count
+
+BLOCK_TABLE_ENTRY_BYTES = 4  # a block number is a 32-bit integer
+STATE_BITS = 32  # recurrent states are kept in float32, as their accumulators are
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """The bytes of a cache for ``batch`` sequences of ``tokens`` tokens, on one device.
+
+    *Need* holds exactly the tokens that can still be read: a windowed layer at most W.
+    *Reservation* is what an engine with one pool of blocks sets aside: whole blocks of
+    ``block_size`` tokens for each sequence, and windowed layers charged in full.
+
+    Sizes in bytes are of the whole batch; slopes in bytes per token are of one sequence.
+
+    >>> from kvbook.accounting.layers import full_layer
+    >>> llama = CacheGeometry("Llama-3-8B", (full_layer(8, 128, 128),) * 32)
+    >>> cache_size(llama, tokens=4096, batch=32).need_bytes == 16 * 1024**3
+    True
+    """
+
+    geometry: CacheGeometry
+    tokens: int
+    batch: int
+    format: Format
+    block_size: int
+    devices: int
+
+    # ---- Totals
+
+    @property
+    def need_bytes(self) -> int:
+        return sum(self.need.values())
+
+    @property
+    def reserved_bytes(self) -> int:
+        return sum(self.reservation.values())
+
+    @property
+    def need(self) -> dict[str, int]:
+        """Bytes needed, by what they hold: keys, values, latents, index keys, scales, …"""
+        return self._items(self.batch, lambda layer: layer.tokens_held(self.tokens))
+
+    @property
+    def reservation(self) -> dict[str, int]:
+        """Bytes reserved, by what they hold."""
+        slots = blocks_for(self.tokens, self.block_size) * self.block_size
+        return self._items(self.batch, lambda layer: slots)
+
+    # ---- Slopes: one sequence, all layers
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What a token adds while every layer still grows."""
+        return sum(self._items(1, lambda layer: 1).values())
+
+    @property
+    def bytes_per_token_beyond_windows(self) -> int:
+        """What a token adds once every window is full."""
+        return sum(self._items(1, lambda layer: 1 if layer.window is None else 0).values())
+
+    @property
+    def next_token_bytes(self) -> int:
+        """What one more token adds to one sequence at this length."""
+
+        def growth(layer: Layer) -> int:
+            return layer.tokens_held(self.tokens + 1) - layer.tokens_held(self.tokens)
+
+        return sum(self._items(1, growth).values())
+
+    # ---- Listed beside the totals
+
+    @property
+    def window_bytes_full(self) -> int:
+        """Need of the windowed layers once their windows are full."""
+        return sum(self._items(self.batch, lambda layer: layer.window or 0).values())
+
+    @property
+    def constant_state_bytes(self) -> int | None:
+        """State of recurrent layers, in float32; ``None`` where its size is not known."""
+        total = 0
+        for layer, layers in self.geometry.groups:
+            if layer.state is None:
+                return None
+            numbers = sum(kept.heads_per_device(self.devices) * kept.width for kept in layer.state)
+            total += layers * bytes_of(numbers * STATE_BITS)
+        return self.batch * total
+
+    @property
+    def expanded_bytes_per_token(self) -> int | None:
+        """A token's cost if latents were stored as the keys and values they stand for.
+
+        ``None`` for a model without latents.
+        """
+        if not self.geometry.count("latent"):
+            return None
+        return sum(self._items(1, lambda layer: 1, expanded=True).values())
+
+    @property
+    def block_table_bytes(self) -> int:
+        """One block number per block of each sequence; all layers share the table."""
+        return self.batch * blocks_for(self.tokens, self.block_size) * BLOCK_TABLE_ENTRY_BYTES
+
+    # ---- In words
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the numbers take for granted."""
+        return tuple(assumptions(self))
+
+    @property
+    def exclusions(self) -> tuple[str, ...]:
+        """What the numbers leave out."""
+        return tuple(exclusions(self))
+
+    def _items(
+        self, batch: int, tokens_of: Callable[[Layer], int], expanded: bool = False
+    ) -> dict[str, int]:
+        """Bytes by name, if each layer holds ``tokens_of(layer)`` tokens of each sequence."""
+        form, data = self.format, dict[str, int]()
+        scaling = {"scales": 0, "zero points": 0}
+        for layer, layers in self.geometry.groups:
+            for kept in layer.expanded if expanded and layer.expanded else layer.per_token:
+                vectors = batch * layers * tokens_of(layer) * kept.heads_per_device(self.devices)
+                elements = vectors * form.data_bytes(kept.width)
+                data[kept.name] = data.get(kept.name, 0) + elements
+                scaling["scales"] += vectors * form.scale_bytes(kept.width)
+                scaling["zero points"] += vectors * form.zero_bytes(kept.width)
+        return data | {name: size for name, size in scaling.items() if size}
+
+
+def cache_size(
+    geometry: CacheGeometry,
+    tokens: int,
+    batch: int = 1,
+    dtype: str | Format = "bfloat16",
+    block_size: int = 16,
+    devices: int = 1,
+) -> CacheSize:
+    """The cache of ``batch`` sequences with ``tokens`` tokens each.
+
+    ``dtype`` is a name (``"bf16"``, ``"int4"``), bits (``"4bit"``) or a ``Format``. ``devices``
+    share the model by tensor parallelism; the answer is for one of them.
+
+    Raises ``ValueError`` for a count below 1, an unknown dtype, or a group that does not divide
+    a head's width.
+    """
+    check_count("tokens", tokens)
+    check_count("batch", batch)
+    check_count("block_size", block_size)
+    check_count("devices", devices)
+    size = CacheSize(geometry, tokens, batch, parse_format(dtype), block_size, devices)
+    _ = size.bytes_per_token  # a group that does not fit is an error now, not when read
+    return size
+
+
+def blocks_for(tokens: int, block_size: int) -> int:
+    """Blocks that hold ``tokens`` tokens, the last one perhaps in part."""
+    return -(-tokens // block_size)
+
+
+def assumptions(size: CacheSize) -> list[str]:
+    geometry = size.geometry
+    windowed = geometry.count("window") > 0
+    words = [
+        size.format.describe(),
+        f"need: {in_words(size.batch, 'sequence')}, each with {in_words(size.tokens, 'token')}"
+        + (", of which windowed layers hold at most W, the newest included" if windowed else ""),
+        f"reservation: whole blocks of {in_words(size.block_size, 'token')} for each sequence"
+        + (", windowed layers charged in full" if windowed else ""),
+    ]
+    if geometry.count("latent"):
+        words.append("a latent layer stores one vector per token and no values")
+    if any(kept.name == "index keys" for layer, _ in geometry.groups for kept in layer.per_token):
+        words.append("index keys have the cache's format; engines may choose another for them")
+    if geometry.count("recurrent"):
+        words.append("recurrent state is counted in float32, and a convolution keeps k - 1 inputs")
+    if size.devices > 1:
+        words.append(
+            f"sizes are for one of {size.devices:,} devices, with KV heads / {size.devices:,} "
+            "rounded up; where there are fewer heads than devices, heads and latents are repeated"
+        )
+    if geometry.max_positions is not None and size.tokens > geometry.max_positions:
+        words.append(
+            f"{size.tokens:,} tokens are more than the model's {geometry.max_positions:,} positions"
+        )
+    return words
+
+
+def exclusions(size: CacheSize) -> list[str]:
+    geometry = size.geometry
+    words = [
+        "weights, activations and workspaces of kernels",
+        "allocator rounding, blocks kept for prefix reuse, tokens drafted ahead",
+        "block tables (listed apart)",
+    ]
+    if geometry.count("recurrent"):
+        known = size.constant_state_bytes is not None
+        words.append(
+            "constant state of recurrent layers "
+            + ("(listed apart)" if known else "(this config does not say how large it is)")
+        )
+    if geometry.extra_layers:
+        words.append(
+            f"caches of extra layers that predict further tokens ({geometry.extra_layers} of them)"
+        )
+    return words
+
+
+def in_words(count: int, noun: str) -> str:
+    """A count and its noun: 1 token, 2 tokens."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

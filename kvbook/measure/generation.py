@@ -1,0 +1,112 @@
+"""How fast text comes: the first token, and each one after it.
+
+Knows: the moments at which tokens come out of a stream. Does not know: models, caches, what the
+stream does between two tokens.
+
+TTFT, time to first token: from the call to the first token; it holds the prefill. TPOT, time per
+output token: the rest of the time over the rest of the tokens. A prefill of 0.5 s and 16 tokens
+that end at 2.0 s make a TPOT of 1.5 s / 15 = 0.1 s; dividing 2.0 s by 16 would charge the prefill
+to every token.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from kvbook.accounting.units import check_count
+from kvbook.measure.clock import Clock, clock_for
+
+
+@dataclass(frozen=True)
+class GenerationTiming:
+    """``token_seconds[run][i]`` is when token i of every row was out, since the run began."""
+
+    prompt_lengths: tuple[int, ...]  # tokens of each row's prompt, padding not counted
+    token_seconds: tuple[tuple[float, ...], ...]
+    clock: str
+
+    @property
+    def batch(self) -> int:
+        return len(self.prompt_lengths)
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first token: the median over the runs."""
+        return statistics.median(times[0] for times in self.token_seconds)
+
+    @property
+    def tpot(self) -> float:
+        """Seconds per token after the first: the median over the runs. Needs two tokens."""
+        if any(len(times) < 2 for times in self.token_seconds):
+            raise ValueError(
+                "time per output token needs at least two tokens in every run, got "
+                f"{[len(times) for times in self.token_seconds]}; generate more"
+            )
+        return statistics.median(
+            (times[-1] - times[0]) / (len(times) - 1) for times in self.token_seconds
+        )
+
+    @property
+    def total(self) -> float:
+        """Seconds from the call to the last token: the median over the runs."""
+        return statistics.median(times[-1] for times in self.token_seconds)
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens of all rows over TTFT: 4 prompts of 1,000 in 0.5 s are 8,000, not 8."""
+        return sum(self.prompt_lengths) / self.ttft
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """New tokens of all rows per second, the first of each row and the prefill left out."""
+        return self.batch / self.tpot
+
+    @property
+    def gaps(self) -> tuple[tuple[float, ...], ...]:
+        """Seconds between one token and the next, for each run."""
+        return tuple(
+            tuple(later - sooner for sooner, later in pairwise(times))
+            for times in self.token_seconds
+        )
+
+
+def measure_generation(
+    start: Callable[[], Iterable[Any]],
+    prompt_lengths: Sequence[int],
+    *,
+    warmup: int = 1,
+    repetitions: int = 3,
+    device: torch.device | str | None = None,
+    clock: Clock | None = None,
+) -> GenerationTiming:
+    """Run ``start()`` to the end of its stream, ``warmup`` times unseen, then ``repetitions``.
+
+    ``start`` returns a new stream that yields once per step, such as ``stream_cached(model,
+    prompts, 16)``; what it does before the first token counts towards TTFT.
+
+    Raises ``ValueError`` for a count that is not positive or a stream that yields nothing.
+
+    >>> timing = measure_generation(lambda: iter("abc"), [5], clock=clock_for("cpu"))
+    >>> len(timing.token_seconds), len(timing.token_seconds[0])
+    (3, 3)
+    """
+    if not prompt_lengths:
+        raise ValueError("prompt_lengths is empty; give the number of tokens of each prompt")
+    lengths = tuple(check_count("a prompt length", length) for length in prompt_lengths)
+    check_count("warmup", warmup, 0)
+    check_count("repetitions", repetitions)
+    clock = clock_for(device) if clock is None else clock
+    runs = [_run(start, clock) for _ in range(warmup + repetitions)]
+    return GenerationTiming(lengths, tuple(runs[warmup:]), clock.name)
+
+
+def _run(start: Callable[[], Iterable[Any]], clock: Clock) -> tuple[float, ...]:
+    began = clock.mark()
+    marks = [clock.mark() for _ in start()]
+    if not marks:
+        raise ValueError("the stream yielded no token; ask for at least one")
+    return tuple(clock.seconds(began, mark) for mark in marks)

@@ -1,0 +1,128 @@
+"""Time to first token, time per output token, and tokens per second."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from fake_device import FakeDevice
+
+from kvbook import stream_cached, toy_model
+from kvbook.measure import Clock, GenerationTiming, measure_generation
+
+both_clocks = pytest.mark.parametrize(
+    "make_clock", [FakeDevice.host_clock, FakeDevice.event_clock]
+)
+
+
+def stream(device: FakeDevice, prefill: float, step: float, tokens: int) -> Iterator[int]:
+    """Ordered at once, as an accelerator takes it: the host is never busy."""
+    device.order(device=prefill)
+    for token in range(tokens):
+        if token:
+            device.order(device=step)
+        yield token
+
+
+@both_clocks
+def test_half_a_second_of_prefill_and_16_tokens_that_end_at_2_seconds(
+    make_clock: Callable[[FakeDevice], Clock],
+) -> None:
+    device = FakeDevice()
+    taken = measure_generation(
+        lambda: stream(device, 0.5, 0.1, 16), [100], clock=make_clock(device)
+    )
+    assert taken.ttft == pytest.approx(0.5)
+    assert taken.total == pytest.approx(2.0)
+    assert taken.tpot == pytest.approx(0.1)  # 1.5 s over 15 tokens, not 2.0 s over 16
+    assert taken.decode_tokens_per_second == pytest.approx(10.0)
+    assert taken.prefill_tokens_per_second == pytest.approx(200.0)
+    assert taken.gaps[0] == pytest.approx([0.1] * 15)
+
+
+@both_clocks
+def test_prefill_tokens_are_tokens_and_not_prompts(
+    make_clock: Callable[[FakeDevice], Clock],
+) -> None:
+    """huggingface/text-generation-inference#849: 4 prompts of 1,000 tokens in 0.5 s."""
+    device = FakeDevice()
+    taken = measure_generation(
+        lambda: stream(device, 0.5, 0.25, 3), [1000] * 4, clock=make_clock(device)
+    )
+    assert taken.prefill_tokens_per_second == 8000
+    assert taken.decode_tokens_per_second == 16  # four rows, each a token in 0.25 s
+
+
+def test_padding_is_no_token() -> None:
+    taken = GenerationTiming((1000, 10), ((0.5, 0.75),), "made up")
+    assert taken.prefill_tokens_per_second == 2020
+
+
+def test_what_happens_before_the_first_step_counts_towards_the_first_token() -> None:
+    device = FakeDevice()
+
+    def start() -> Iterator[int]:
+        device.order("allocate a cache", host=0.25)
+        return stream(device, 0.5, 0.125, 2)
+
+    taken = measure_generation(start, [8], clock=device.host_clock())
+    assert (taken.ttft, taken.tpot) == (0.75, 0.125)
+
+
+def test_the_first_run_is_a_warm_up() -> None:
+    device = FakeDevice()
+    prefill = iter([1000.0])
+    taken = measure_generation(
+        lambda: stream(device, next(prefill, 1.0), 0.5, 3), [8], clock=device.event_clock()
+    )
+    assert taken.token_seconds == ((1.0, 1.5, 2.0),) * 3
+
+
+def test_the_median_is_taken_over_the_runs() -> None:
+    runs = ((1.0, 2.0, 3.0), (1.5, 10.0, 19.5), (2.0, 2.5, 3.0))
+    taken = GenerationTiming((8,), runs, "made up")
+    assert taken.ttft == 1.5
+    assert taken.tpot == 1.0  # of 1.0, 9.0 and 0.5
+    assert taken.total == 3.0
+
+
+def test_a_real_stream_is_timed_to_its_end() -> None:
+    model = toy_model()
+    prompts = [[1, 2, 3], [4, 5]]
+    taken = measure_generation(
+        lambda: stream_cached(model, prompts, 5), [3, 2], repetitions=2, device="cpu"
+    )
+    assert [len(times) for times in taken.token_seconds] == [5, 5]
+    assert all(gap > 0 for gaps in taken.gaps for gap in gaps)
+    assert taken.batch == 2
+
+
+def test_one_token_has_a_first_but_no_rate() -> None:
+    device = FakeDevice()
+    taken = measure_generation(lambda: stream(device, 1.0, 1.0, 1), [8], clock=device.host_clock())
+    assert taken.ttft == 1.0
+    with pytest.raises(ValueError, match=r"at least two tokens in every run, got \[1, 1, 1\]"):
+        _ = taken.tpot
+
+
+@pytest.mark.parametrize(
+    ("lengths", "how", "message"),
+    [
+        ([], {}, "prompt_lengths is empty"),
+        ([3, 0], {}, "a prompt length must be at least 1, got 0"),
+        ([3], {"warmup": -1}, "warmup must be at least 0, got -1"),
+        ([3], {"repetitions": 0}, "repetitions must be at least 1, got 0"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_runs(
+    lengths: list[int], how: dict[str, int], message: str
+) -> None:
+    device = FakeDevice()
+    with pytest.raises(ValueError, match=message):
+        measure_generation(
+            lambda: stream(device, 1, 1, 2), lengths, clock=device.host_clock(), **how
+        )
+    assert device.log == []
+
+
+def test_a_stream_without_tokens_is_an_error() -> None:
+    with pytest.raises(ValueError, match="the stream yielded no token"):
+        measure_generation(lambda: iter(()), [3], clock=FakeDevice().host_clock())
