@@ -25,6 +25,8 @@ from kvbook.generate import generate_cached, generate_naive
 from kvbook.model.transformer import Transformer
 from kvbook.model.weights import load_smollm2
 
+Loop = Callable[[Transformer, list[list[int]], int], list[list[int]]]
+
 REPS = 3
 
 HEADER = (
@@ -70,9 +72,10 @@ def counted_ratio(config: ModelConfig, case: Case) -> float:
     return naive / (prefill + decode)
 
 
-def seconds(run: Callable[[], object]) -> float:
+def seconds(loop: Loop, model: Transformer, prompt: list[int], new: int) -> float:
+    """Time in which a loop adds ``new`` tokens to a prompt, the making of its cache included."""
     start = time.perf_counter()
-    run()
+    loop(model, [prompt], new)
     return time.perf_counter() - start
 
 
@@ -82,19 +85,14 @@ def naive_seconds(model: Transformer, text: list[int], case: Case) -> float:
     Between two timed steps, time is taken to grow evenly with the tokens that are fed.
     """
     if case.every == 1:
-        new = case.tokens - case.prompt
-        return seconds(lambda: generate_naive(model, [text[: case.prompt]], new))
-    taken = []
-    for n in case.timed:
-        prefix = [text[:n]]
-        taken.append(seconds(lambda prefix=prefix: generate_naive(model, prefix, 1)))
+        return seconds(generate_naive, model, text[: case.prompt], len(case.fed))
+    taken = [seconds(generate_naive, model, text[:n], 1) for n in case.timed]
     return float(np.interp(case.fed, case.timed, taken).sum())
 
 
 def cached_seconds(model: Transformer, text: list[int], case: Case) -> float:
-    """Time of the cached loop, the making of its cache included."""
-    new = case.tokens - case.prompt
-    return seconds(lambda: generate_cached(model, [text[: case.prompt]], new))
+    """Time of the cached loop, all of it."""
+    return seconds(generate_cached, model, text[: case.prompt], len(case.fed))
 
 
 def generate_checked(model: Transformer, case: Case) -> list[int]:
@@ -104,7 +102,7 @@ def generate_checked(model: Transformer, case: Case) -> list[int]:
     """
     prompt = torch.randint(0, model.config.vocab_size, (case.prompt,)).tolist()
     cache = model.new_cache(1, case.tokens - 1)  # the last token is never fed
-    new = generate_cached(model, [prompt], case.tokens - case.prompt, cache=cache)[0]
+    new = generate_cached(model, [prompt], len(case.fed), cache=cache)[0]
     text = [*prompt, *new]
     fed = torch.tensor([text[:-1]])
     cache.truncate(case.tokens - 2)

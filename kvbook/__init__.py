@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         KVView,
         visible,
     )
-    from kvbook.config import ModelConfig, RopeScaling
+    from kvbook.config import LLAMA_3_8B, ModelConfig, RopeScaling
     from kvbook.errors import (
         CacheFullError,
         DownloadError,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "kvbook.cache": ["NOT_A_TOKEN", "Contiguous", "DenseStore", "KVCache", "KVView", "visible"],
-    "kvbook.config": ["ModelConfig", "RopeScaling"],
+    "kvbook.config": ["LLAMA_3_8B", "ModelConfig", "RopeScaling"],
     "kvbook.errors": [
         "CacheFullError", "DownloadError", "UnsupportedModelError", "WeightFileError",
     ],

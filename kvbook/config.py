@@ -207,3 +207,10 @@ def _layer_types(fields: Mapping[str, Any], kind: str) -> list[str]:
     full = 0 if kind == "mistral" else int(fields.get("max_window_layers", 28))
     layers = range(_need(fields, "num_hidden_layers"))
     return ["full_attention" if layer < full else "sliding_attention" for layer in layers]
+
+
+# A well-known shape to put numbers to: Llama-3-8B (its config.json; Meta, 2024).
+LLAMA_3_8B = ModelConfig(
+    vocab_size=128_256, d_model=4096, n_layers=32, n_heads=32, n_kv_heads=8, head_dim=128,
+    d_mlp=14_336, max_positions=8192, rope_theta=500_000.0, tied_embeddings=False,
+)  # fmt: skip

@@ -1,6 +1,6 @@
 """Instruments: clocks, timings, this machine's peaks, counters of operations and of bytes."""
 
-from kvbook.measure.bytes import ByteCount, count_bytes, count_traffic, model_groups
+from kvbook.measure.bytes import ByteCount, count_bytes
 from kvbook.measure.clock import Clock, EventClock, HostClock, clock_for
 from kvbook.measure.flops import CountedFlops, count_flops
 from kvbook.measure.generation import GenerationTiming, measure_generation
@@ -16,6 +16,7 @@ from kvbook.measure.timing import (
     format_seconds,
     measure,
 )
+from kvbook.measure.traffic import count_traffic, model_groups
 
 __all__ = [
     "ByteCount",

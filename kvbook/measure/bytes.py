@@ -2,7 +2,7 @@
 
 Knows: operands and results of every operation below autograd, and which storage each belongs to.
 Does not know: closed formulas (those are in ``kvbook.accounting.traffic``), processor caches,
-time.
+time, models.
 
 The convention. Every operation reads each of its operands once and writes each of its results
 once.
@@ -29,10 +29,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from kvbook.accounting.traffic import Traffic
-from kvbook.cache.cache import KVCache
-from kvbook.model.transformer import Transformer
 
 ACTIVATIONS = "activations"  # whatever belongs to no named group
 
@@ -95,44 +91,6 @@ def count_bytes(
     with _Counter(_owners(groups or {})) as counter:
         run()
     return ByteCount(tuple(counter.rows))
-
-
-def model_groups(model: Transformer, cache: KVCache | None = None) -> dict[str, list[Tensor]]:
-    """The tensors of a model and of a cache, by the parts that ``Traffic`` names.
-
-    A tied head is the embedding itself and stands under ``embedding``.
-    """
-    blocks = list(model.blocks)
-    named = [(name, weight) for block in blocks for name, weight in block.named_parameters()]
-    groups: dict[str, list[Tensor]] = {
-        "projections": [w for name, w in named if name.split(".")[1] in ("qkv", "output")],
-        "mlp": [w for name, w in named if name.startswith("mlp.")],
-        "norms": [w for name, w in named if name.split(".")[-2].endswith("norm")],
-        "embedding": [model.embedding.weight],
-    }
-    groups["norms"].append(model.norm.weight)
-    if not model.config.tied_embeddings:
-        groups["head"] = [model.head_weight]
-    if cache is not None:
-        groups["cache"] = [cache.store.keys, cache.store.values]
-    return groups
-
-
-def count_traffic(count: ByteCount) -> Traffic:
-    """A count over ``model_groups``, in the parts of ``kvbook.accounting.step_traffic``.
-
-    What it leaves out are the activations: ``count.read("activations")`` and ``written``.
-    """
-    looked_up = count.read("embedding", "embedding")
-    return Traffic(
-        projections=count.read("projections"),
-        mlp=count.read("mlp"),
-        norms=count.read("norms"),
-        head=count.read("head") + count.read("embedding") - looked_up,
-        embedding=looked_up,
-        cache_read=count.read("cache"),
-        cache_write=count.written("cache"),
-    )
 
 
 # ---- The counter itself

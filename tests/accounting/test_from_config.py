@@ -326,7 +326,8 @@ def test_a_path_a_folder_and_the_content_are_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["text_config", "language_config", "llm_config"])
 def test_a_nested_language_model(name: str) -> None:
-    outer = {"model_type": "several", "hidden_size": 1, "vision_config": {}, name: LLAMA}
+    """What stands beside it belongs to other parts, whether it repeats a name or not."""
+    outer = {"model_type": "several", "hidden_size": 1, "head_dim": 1, name: LLAMA}
     assert per_token(outer) == 131_072
 
 

@@ -1,0 +1,50 @@
+"""A byte count in the parts of the formula.
+
+Knows: which tensors of a model and of a cache belong to which part of ``Traffic``. Does not know:
+how bytes are counted, what the formula says.
+"""
+
+from torch import Tensor
+
+from kvbook.accounting.traffic import Traffic
+from kvbook.cache.cache import KVCache
+from kvbook.measure.bytes import ByteCount
+from kvbook.model.transformer import Transformer
+
+
+def model_groups(model: Transformer, cache: KVCache | None = None) -> dict[str, list[Tensor]]:
+    """The tensors of a model and of a cache, by the parts that ``Traffic`` names.
+
+    A tied head is the embedding itself and stands under ``embedding``.
+    """
+    blocks = list(model.blocks)
+    named = [(name, weight) for block in blocks for name, weight in block.named_parameters()]
+    groups: dict[str, list[Tensor]] = {
+        "projections": [w for name, w in named if name.split(".")[1] in ("qkv", "output")],
+        "mlp": [w for name, w in named if name.startswith("mlp.")],
+        "norms": [w for name, w in named if name.split(".")[-2].endswith("norm")],
+        "embedding": [model.embedding.weight],
+    }
+    groups["norms"].append(model.norm.weight)
+    if not model.config.tied_embeddings:
+        groups["head"] = [model.head_weight]
+    if cache is not None:
+        groups["cache"] = [cache.store.keys, cache.store.values]
+    return groups
+
+
+def count_traffic(count: ByteCount) -> Traffic:
+    """A count over ``model_groups``, in the parts of ``kvbook.accounting.step_traffic``.
+
+    What it leaves out are the activations: ``count.read("activations")`` and ``written``.
+    """
+    looked_up = count.read("embedding", "embedding")
+    return Traffic(
+        projections=count.read("projections"),
+        mlp=count.read("mlp"),
+        norms=count.read("norms"),
+        head=count.read("head") + count.read("embedding") - looked_up,
+        embedding=looked_up,
+        cache_read=count.read("cache"),
+        cache_write=count.written("cache"),
+    )
