@@ -8,6 +8,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvbook.accounting import (
+        PRESETS,
+        CacheGeometry,
+        CacheSize,
+        Hardware,
+        cache_size,
+        causal_pairs,
+        format_bytes,
+        gallery_model,
+        load_gallery,
+        max_sequences,
+        max_tokens,
+        parse_bytes,
+        step_flops,
+        step_traffic,
+    )
     from kvbook.cache import (
         NOT_A_TOKEN,
         Contiguous,
@@ -32,6 +48,14 @@ if TYPE_CHECKING:
         stream_cached,
         stream_naive,
     )
+    from kvbook.measure import (
+        compare,
+        count_bytes,
+        count_flops,
+        measure_generation,
+        measure_step,
+        probe,
+    )
     from kvbook.model.attention import attend
     from kvbook.model.experiment import attend_with, move_positions, verdict
     from kvbook.model.probe import dependencies, visibility
@@ -47,6 +71,11 @@ if TYPE_CHECKING:
     from kvbook.model.weights import load_folder, load_smollm2
 
 _HOME = {
+    "kvbook.accounting": [
+        "PRESETS", "CacheGeometry", "CacheSize", "Hardware", "cache_size", "causal_pairs",
+        "format_bytes", "gallery_model", "load_gallery", "max_sequences", "max_tokens",
+        "parse_bytes", "step_flops", "step_traffic",
+    ],
     "kvbook.cache": ["NOT_A_TOKEN", "Contiguous", "DenseStore", "KVCache", "KVView", "visible"],
     "kvbook.config": ["LLAMA_3_8B", "ModelConfig", "RopeScaling"],
     "kvbook.errors": [
@@ -55,6 +84,9 @@ _HOME = {
     "kvbook.generate": [
         "Sampler", "generate_cached", "generate_naive", "greedy", "left_pad", "stream_cached",
         "stream_naive",
+    ],
+    "kvbook.measure": [
+        "compare", "count_bytes", "count_flops", "measure_generation", "measure_step", "probe",
     ],
     "kvbook.model.attention": ["attend"],
     "kvbook.model.experiment": ["attend_with", "move_positions", "verdict"],

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kvbook.accounting import causal_pairs, step_flops
 from kvbook.config import ModelConfig
 from kvbook.measure import count_flops
+from kvbook.measure.flops import cpu_attention_flops
 from kvbook.model.toy import toy_model
 from kvbook.model.transformer import Transformer
 
@@ -111,6 +112,8 @@ def test_keys_and_values_enter_with_their_own_widths() -> None:
     counted = count_flops(lambda: scaled_dot_product_attention(q, k, v))
     assert counted.total == 2 * 2 * 16 * (192 + 128) == 20_480
     assert counted.other == counted.total  # in no module
+    # A kernel that takes two widths at once is charged for both.
+    assert cpu_attention_flops(tuple(q.shape), tuple(k.shape), tuple(v.shape)) == 20_480
 
 
 def test_every_module_has_its_share() -> None:
