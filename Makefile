@@ -67,7 +67,8 @@ repository: .venv/.all
 	$(PY) -m tools.repository
 
 bench: .venv/.all
-	$(PY) benchmarks/decode.py
+	$(PY) -m benchmarks.decode
+	$(PY) -m benchmarks.generation
 
 clean:
 	rm -rf _build build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
