@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         check_options(options)
-        device = default_device() if options.device is None else torch.device(options.device)
+        device = find_device(options.device)
         hardware = probe(device, options.dtypes)
         show_peaks(hardware)
         timed = list(steps(options, device))
@@ -66,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def check_options(options: argparse.Namespace) -> None:
     """Refuse before the first measurement what would fail after it."""
+    out = Path(options.out)
+    if out.is_dir() or not out.parent.is_dir():
+        raise ValueError(f"--out must be a file in a folder that exists, got {options.out!r}")
     for batch in options.batches:
         check_count("--batches", batch)
     for context in options.contexts:
@@ -73,6 +77,16 @@ def check_options(options: argparse.Namespace) -> None:
     for name in options.step_dtypes:
         if name not in DTYPES:
             raise ValueError(f"--step-dtypes must be among {', '.join(DTYPES)}, got {name!r}")
+
+
+def find_device(name: str | None) -> torch.device:
+    if name is None:
+        return default_device()
+    try:
+        return torch.empty(1, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"--device {name!r} cannot be used here: {reason:.120}") from error
 
 
 def steps(options: argparse.Namespace, device: torch.device) -> Iterator[StepTiming]:

@@ -114,8 +114,9 @@ def _matrices(n: int, dtype: str, device: torch.device) -> list[torch.Tensor]:
         ]
         torch.mm(made[0], made[1], out=made[2])
     except (AttributeError, TypeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
         raise ValueError(
-            f"{device.type} does not multiply {dtype} matrices ({' '.join(str(error).split())}); "
+            f"{device.type} does not multiply {dtype} matrices ({reason:.120}); "
             "leave it out of dtypes"
         ) from error
     return made

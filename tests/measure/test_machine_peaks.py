@@ -134,6 +134,11 @@ def test_a_step_carries_the_formulas_and_the_time() -> None:
     assert step.intensity == 197_120 / 200_064
 
 
+def test_a_prefill_asks_for_one_row_of_logits_and_sees_the_visible_pairs_only() -> None:
+    step = measure_step(toy_model(), 5, 0, clock=ticking())
+    assert step.flops == 5 * 2 * (18_432 + 24_576) + 15 * 768 + 2 * 2_048
+
+
 def test_every_repetition_starts_at_the_same_length(monkeypatch: pytest.MonkeyPatch) -> None:
     model = toy_model()
     lengths = []
@@ -190,6 +195,14 @@ def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
         load_record(file)
 
 
+def test_a_record_of_another_format_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "machine.json"
+    save_record(file, HARDWARE)
+    file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(ValueError, match="its format is 2, not 1"):
+        load_record(file)
+
+
 TINY = ModelConfig(
     vocab_size=32, d_model=8, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=4, d_mlp=8,
     max_positions=4096,
@@ -232,6 +245,8 @@ def test_the_command_can_leave_the_steps_out(tmp_path: Path) -> None:
         (["--batches", "0"], "--batches must be at least 1, got 0"),
         (["--contexts", "4096"], "--contexts must be from 1 to 4,095, got 4,096"),
         (["--step-dtypes", "int8"], "--step-dtypes must be among float64, float32, float16"),
+        (["--device", "abacus"], "--device 'abacus' cannot be used here"),
+        (["--out", "no/such/folder/machine.json"], "--out must be a file in a folder that exists"),
     ],
 )
 def test_bad_arguments_are_one_line_and_exit_code_2(
