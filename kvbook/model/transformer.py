@@ -32,8 +32,9 @@ class Attention(nn.Module):
         C, H, Hkv, D = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
         # One product for all three: rows are the q heads, then the k heads, then the v heads.
         self.qkv = nn.Linear(C, (H + 2 * Hkv) * D, bias=config.qkv_bias)
-        self.q_norm = nn.RMSNorm(D, eps=config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(D, eps=config.norm_eps) if config.qk_norm else nn.Identity()
+        if config.qk_norm:
+            self.q_norm = nn.RMSNorm(D, eps=config.norm_eps)
+            self.k_norm = nn.RMSNorm(D, eps=config.norm_eps)
         self.output = nn.Linear(H * D, C, bias=False)
         self.attend: Attend = attend
         self.scale = D**-0.5
