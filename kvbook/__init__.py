@@ -25,17 +25,38 @@ if TYPE_CHECKING:
         step_traffic,
     )
     from kvbook.cache import (
+        FLOAT4,
+        FLOAT8,
+        INT4,
+        INT8,
         NOT_A_TOKEN,
+        BlockPool,
+        CacheGroup,
+        Codec,
+        CodedStore,
         Contiguous,
         DenseStore,
+        DirectGroup,
         KVCache,
         KVView,
+        Layout,
+        Paged,
+        PrefixCache,
+        Ring,
+        SlotMajorStore,
+        TailedGroup,
+        new_store,
+        quantized,
         visible,
+        visible_count,
     )
-    from kvbook.config import LLAMA_3_8B, ModelConfig, RopeScaling
+    from kvbook.config import LLAMA_3_8B, LatentConfig, ModelConfig, RopeScaling
     from kvbook.errors import (
+        BlockNotInUseError,
         CacheFullError,
         DownloadError,
+        OutOfBlocksError,
+        SequenceEndedError,
         UnsupportedModelError,
         WeightFileError,
     )
@@ -57,8 +78,11 @@ if TYPE_CHECKING:
         probe,
     )
     from kvbook.model.attention import attend
-    from kvbook.model.experiment import attend_with, move_positions, verdict
+    from kvbook.model.experiment import attend_with, move_positions, verdict, with_window
+    from kvbook.model.loss import token_losses
     from kvbook.model.probe import dependencies, visibility
+    from kvbook.model.sample import sample_text
+    from kvbook.model.tiles import attend_by_tiles
     from kvbook.model.tokenizer import (
         Tokenizer,
         load_smollm2_tokenizer,
@@ -76,10 +100,16 @@ _HOME = {
         "format_bytes", "gallery_model", "load_gallery", "max_sequences", "max_tokens",
         "parse_bytes", "step_flops", "step_traffic",
     ],
-    "kvbook.cache": ["NOT_A_TOKEN", "Contiguous", "DenseStore", "KVCache", "KVView", "visible"],
-    "kvbook.config": ["LLAMA_3_8B", "ModelConfig", "RopeScaling"],
+    "kvbook.cache": [
+        "FLOAT4", "FLOAT8", "INT4", "INT8", "NOT_A_TOKEN", "BlockPool", "CacheGroup", "Codec",
+        "CodedStore", "Contiguous", "DenseStore", "DirectGroup", "KVCache", "KVView", "Layout",
+        "Paged", "PrefixCache", "Ring", "SlotMajorStore", "TailedGroup", "new_store", "quantized",
+        "visible", "visible_count",
+    ],
+    "kvbook.config": ["LLAMA_3_8B", "LatentConfig", "ModelConfig", "RopeScaling"],
     "kvbook.errors": [
-        "CacheFullError", "DownloadError", "UnsupportedModelError", "WeightFileError",
+        "BlockNotInUseError", "CacheFullError", "DownloadError", "OutOfBlocksError",
+        "SequenceEndedError", "UnsupportedModelError", "WeightFileError",
     ],
     "kvbook.generate": [
         "Sampler", "generate_cached", "generate_naive", "greedy", "left_pad", "stream_cached",
@@ -89,11 +119,14 @@ _HOME = {
         "compare", "count_bytes", "count_flops", "measure_generation", "measure_step", "probe",
     ],
     "kvbook.model.attention": ["attend"],
-    "kvbook.model.experiment": ["attend_with", "move_positions", "verdict"],
+    "kvbook.model.experiment": ["attend_with", "move_positions", "verdict", "with_window"],
+    "kvbook.model.loss": ["token_losses"],
     "kvbook.model.probe": ["dependencies", "visibility"],
+    "kvbook.model.sample": ["sample_text"],
     "kvbook.model.tokenizer": [
         "Tokenizer", "load_smollm2_tokenizer", "load_tokenizer", "smollm2_chat",
     ],
+    "kvbook.model.tiles": ["attend_by_tiles"],
     "kvbook.model.toy": ["toy_model"],
     "kvbook.model.trace": ["cached_entries", "hidden_states"],
     "kvbook.model.transformer": ["Transformer"],

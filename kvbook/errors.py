@@ -9,6 +9,18 @@ class CacheFullError(ValueError):
     """More tokens, rows or positions than the cache or the model holds."""
 
 
+class OutOfBlocksError(CacheFullError):
+    """More blocks than the pool can lend now."""
+
+
+class BlockNotInUseError(ValueError):
+    """A block that does not exist, or that has no owner: released twice, say."""
+
+
+class SequenceEndedError(ValueError):
+    """A sequence that has ended, or that another cache began."""
+
+
 class UnsupportedModelError(ValueError):
     """A model configuration that kvbook does not implement."""
 

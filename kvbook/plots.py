@@ -1,7 +1,10 @@
 """How figures look, in one place.
 
-Knows: matplotlib. Does not know: what is drawn.
+Knows: matplotlib, how a roofline is drawn. Does not know: models, measurements.
 """
+
+from collections.abc import Mapping
+from typing import Protocol
 
 import matplotlib as mpl
 from cycler import cycler
@@ -48,3 +51,54 @@ def style() -> None:
 def label_end(ax: Axes, x: float, y: float, text: str, color: str) -> None:
     """Name a curve at its right end, in its own color, instead of in a legend."""
     ax.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", color=color, va="center")
+
+
+class Machine(Protocol):
+    """What a roofline needs of a machine; ``kvbook.accounting.Hardware`` has it."""
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second."""
+
+    def peak(self, dtype: str) -> float:
+        """Operations per second; ``ValueError`` for a dtype without one."""
+
+    def ridge(self, dtype: str) -> float:
+        """Operations per byte at which the slope meets the peak."""
+
+
+def roofline(
+    ax: Axes, machine: Machine, colors: Mapping[str, str], low: float = 0.1, high: float = 10_000.0
+) -> None:
+    """Draw the bounds of a machine, from ``low`` to ``high`` operations per byte.
+
+    One slope for the memory and one flat roof for each dtype in ``colors``, each with its rate
+    beside it. Points are the caller's: operations per byte, operations per second. (Williams,
+    Waterman and Patterson, 2009.)
+    """
+    if not colors:
+        raise ValueError("colors is empty; name at least one dtype, as in {'float32': plots.BLUE}")
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlim=(low, high),
+        xlabel="operations per byte (FLOPs/B)",
+        ylabel="operations per second (FLOP/s)",
+    )
+    roofs = {dtype: (machine.ridge(dtype), machine.peak(dtype)) for dtype in colors}
+    for dtype, (ridge, peak) in roofs.items():
+        ax.plot([ridge, high], [peak, peak], color=colors[dtype], linewidth=1.2)
+        label_end(ax, high, peak, f"{dtype}, {_rate(peak, 'FLOP/s')}", colors[dtype])
+    top = max(ridge for ridge, _ in roofs.values())
+    ends = [low, top]
+    ax.plot(ends, [end * machine.bandwidth for end in ends], color=INK, linewidth=1.2)
+    # Left of the slope nothing can stand but its name.
+    ax.annotate(
+        f"memory\n{_rate(machine.bandwidth, 'B/s')}", (top / 3, top / 3 * machine.bandwidth),
+        (-8, 0), textcoords="offset points", color=INK, ha="right", va="center",
+    )  # fmt: skip
+
+
+def _rate(amount: float, unit: str) -> str:
+    """Whole thousands of a unit: 52.8e9 B/s are ``53 GB/s``, 4.8e12 are ``4,800 GB/s``."""
+    return f"{amount / 1e9:,.0f} G{unit}"

@@ -139,11 +139,11 @@ BAD_GENERATION: dict[str, tuple[Call, list[str]]] = {
     ),
     "a long prompt": (
         lambda m, c: generate_cached(m, [[1], text(6)], 1, cache=c),
-        ["row 1 would reach 11 tokens", "10 slots", "larger capacity"],
+        ["row 1 would hold 11 tokens", "10 slots", "larger capacity"],
     ),
     "many new tokens": (
         lambda m, c: generate_cached(m, [[1], [2]], 6, cache=c),
-        ["row 1 would reach 11 tokens", "10 slots", "fewer tokens"],
+        ["row 1 would hold 11 tokens", "10 slots", "larger capacity"],
     ),
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from toys import batch, reference_logits, snapshot, text, toy, unchanged
 
-from kvbook.cache import Contiguous, DenseStore, KVCache
+from kvbook.cache import CacheGroup, Contiguous, DenseStore, KVCache
 from kvbook.errors import CacheFullError
 from kvbook.model.transformer import Transformer
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def constant_cache(rows: list[float], capacity: int, n: int, spare: int = 0) -> KVCache:
     """Three layers; every key of row b in layer l is ``rows[b] + 100 l``, every value minus it."""
     store = DenseStore(3, len(rows) + spare, 2, capacity, 4, 5, torch.float64)
-    cache = KVCache(Contiguous(len(rows) + spare, capacity), store)
+    cache = KVCache(CacheGroup(Contiguous(len(rows) + spare, capacity), store))
     if spare:
         cache.select(range(len(rows)))
     append_constants(cache, rows, n)
@@ -128,7 +128,7 @@ def test_rollback_keeps_storage_address_and_capacity() -> None:
     model, tokens = toy(), text(12)
     cache = model.new_cache(1, 16)
     model(torch.tensor([tokens[:10]]), cache)
-    keys, values = cache.store.keys, cache.store.values
+    keys, values = cache.groups[0].store.keys, cache.groups[0].store.values
     addresses = keys.data_ptr(), values.data_ptr()
     shapes, size = (keys.shape, values.shape), cache.allocated_bytes
     cache.truncate(6)
@@ -136,8 +136,8 @@ def test_rollback_keeps_storage_address_and_capacity() -> None:
     assert cache.capacity == 16
     assert cache.allocated_bytes == size
     model(torch.tensor([[1]]), cache)
-    assert (cache.store.keys.data_ptr(), cache.store.values.data_ptr()) == addresses
-    assert (cache.store.keys.shape, cache.store.values.shape) == shapes
+    assert (cache.groups[0].store.keys.data_ptr(), cache.groups[0].store.values.data_ptr()) == addresses
+    assert (cache.groups[0].store.keys.shape, cache.groups[0].store.values.shape) == shapes
 
 
 @pytest.mark.parametrize("poison", [1e10, float("nan")])
@@ -328,7 +328,7 @@ def test_a_smaller_element_is_a_smaller_cache(
     model = toy(dtype)
     cache = model.new_cache(3, 10)
     model(batch(3, 2), cache, counts=[2, 2, 0])
-    assert cache.store.keys.dtype == cache.store.values.dtype == dtype
+    assert cache.groups[0].store.keys.dtype == cache.groups[0].store.values.dtype == dtype
     assert (cache.allocated_bytes, cache.used_bytes) == (allocated, used)
 
 
@@ -342,7 +342,7 @@ def test_a_published_size(dtype: torch.dtype, mib: int) -> None:
 def test_keys_and_values_may_differ_in_width() -> None:
     """2 layers · 1 row · 3 heads · 4 slots · (5 + 7) · 4 bytes = 1,152, a slot 288."""
     store = DenseStore(2, 1, 3, 4, key_dim=5, value_dim=7)
-    cache = KVCache(Contiguous(1, 4), store)
+    cache = KVCache(CacheGroup(Contiguous(1, 4), store))
     assert cache.allocated_bytes == 1_152
     cache.reserve([1], 1)
     assert cache.used_bytes == 288
@@ -364,4 +364,4 @@ def test_entries_of_an_unknown_row_are_refused() -> None:
 def test_a_placement_and_a_store_of_other_sizes_are_refused() -> None:
     store = DenseStore(1, 2, 1, 8, 4, 4)
     with pytest.raises(ValueError, match=r"2 rows of 9 slots, the store 2 rows of 8"):
-        KVCache(Contiguous(2, 9), store)
+        KVCache(CacheGroup(Contiguous(2, 9), store))

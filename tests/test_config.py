@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvbook.config import ModelConfig, RopeScaling
+from kvbook.config import LatentConfig, ModelConfig, RopeScaling
 from kvbook.errors import UnsupportedModelError
 
 LLAMA: dict[str, Any] = {
@@ -44,13 +44,29 @@ QWEN3 = {
     "num_attention_heads": 16,
     "head_dim": 128,
 }
+# DeepSeek-V3 with the first five of its layers, all dense.
+DEEPSEEK: dict[str, Any] = {
+    **LLAMA,
+    "model_type": "deepseek_v3",
+    "hidden_size": 7_168,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1_536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "first_k_dense_replace": 5,
+}
 
 
 def without(fields: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in names}
 
 
-# ---- The four architectures
+# ---- Llama, Mistral and Qwen
 
 
 def test_a_llama_config_field_by_field() -> None:
@@ -121,13 +137,48 @@ def test_a_qwen2_window_above_the_last_layer_is_none() -> None:
     assert ModelConfig.from_hf(fields).window is None
 
 
-def test_layers_of_both_kinds_are_refused() -> None:
-    mixed = {**QWEN2, "use_sliding_window": True, "max_window_layers": 16}
-    with pytest.raises(UnsupportedModelError, match=r"full_attention.*sliding_attention.*allowed"):
-        ModelConfig.from_hf(mixed)
-    named = {**MISTRAL, "layer_types": ["full_attention", "sliding_attention"] * 16}
-    with pytest.raises(UnsupportedModelError, match=r"full_attention.*sliding_attention.*allowed"):
-        ModelConfig.from_hf(named)
+def test_layers_of_both_kinds_have_a_window_each() -> None:
+    mixed = {**QWEN2, "use_sliding_window": True, "max_window_layers": 30}
+    assert ModelConfig.from_hf(mixed).window == (None,) * 30 + (4_096,) * 2
+    for fields in (LLAMA, MISTRAL, {**QWEN2, "use_sliding_window": True}):
+        named = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"] * 8
+        config = ModelConfig.from_hf({**fields, "sliding_window": 9, "layer_types": named})
+        assert config.window == config.windows == (None, 9, 9, None) * 8
+
+
+def test_one_window_for_all_layers_is_one_number() -> None:
+    """A window of 1 on every layer is spelled the same whether or not the file lists layers."""
+    listed = {**QWEN3, "use_sliding_window": True, "sliding_window": 1}
+    config = ModelConfig.from_hf({**listed, "layer_types": ["sliding_attention"] * 32})
+    assert config.window == 1
+    assert config.windows == (1,) * 32
+    assert ModelConfig.from_hf(LLAMA).windows == (None,) * 32
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_a_list_of_layers_has_an_entry_for_each(length: int) -> None:
+    for kind in ("full_attention", "sliding_attention"):
+        with pytest.raises(ValueError, match=rf"lists {length} layers.*num_hidden_layers is 32"):
+            ModelConfig.from_hf({**MISTRAL, "layer_types": [kind] * length})
+
+
+def test_a_layer_of_a_third_kind_is_refused() -> None:
+    named = ["chunked_attention", "full_attention"] * 16
+    with pytest.raises(UnsupportedModelError, match=r"\['chunked_attention'\].*allowed"):
+        ModelConfig.from_hf({**LLAMA, "layer_types": named})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**MISTRAL, "sliding_window": None},
+        {**QWEN2, "use_sliding_window": False},
+        QWEN2,  # Qwen's windows are off unless the file turns them on
+    ],
+)
+def test_a_layer_that_slides_without_a_window_is_a_contradiction(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"no window that is in use; set sliding_window"):
+        ModelConfig.from_hf({**fields, "layer_types": ["sliding_attention"] * 32})
 
 
 def test_named_layer_types_win() -> None:
@@ -170,7 +221,8 @@ def test_the_head_is_tied_when_the_config_says_so() -> None:
 @pytest.mark.parametrize("kind", ["gpt2", "mixtral", "qwen3_moe", None])
 def test_another_architecture_is_refused(kind: str | None) -> None:
     with pytest.raises(
-        UnsupportedModelError, match=rf"{kind!r} is not supported.*llama, mistral, qwen2, qwen3"
+        UnsupportedModelError,
+        match=rf"{kind!r} is not supported.*llama, mistral, qwen2, qwen3, deepseek_v2, deepseek_v3",
     ):
         ModelConfig.from_hf({**LLAMA, "model_type": kind})
 
@@ -188,12 +240,12 @@ def test_parts_that_are_not_built_are_refused(change: dict[str, Any], message: s
         ModelConfig.from_hf({**LLAMA, **change})
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "yarn", "longrope"])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "proportional"])
 @pytest.mark.parametrize("key", ["type", "rope_type"])
 @pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
 def test_rotations_that_change_with_the_length_are_refused(kind: str, key: str, name: str) -> None:
     """They would also change keys that are already cached."""
-    with pytest.raises(UnsupportedModelError, match=rf"'{kind}'.*default, linear, llama3"):
+    with pytest.raises(UnsupportedModelError, match=rf"'{kind}'.*default, linear, llama3, yarn"):
         ModelConfig.from_hf({**LLAMA, name: {key: kind, "factor": 2.0}})
 
 
@@ -252,10 +304,42 @@ def test_a_rotated_head_is_even() -> None:
         ModelConfig(**{**SIZES, "head_dim": 3})
 
 
-def test_a_window_holds_at_least_the_token_itself() -> None:
-    with pytest.raises(ValueError, match=r"at least 1.*got 0"):
-        ModelConfig(**SIZES, window=0)
+@pytest.mark.parametrize("window", [0, -1, True, False, 4.0, "4"])
+def test_a_window_holds_at_least_the_token_itself(window: Any) -> None:
+    message = rf"integer of at least 1.*got {window!r}"
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**SIZES, window=window)
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**{**SIZES, "n_layers": 2}, window=(3, window))
     assert ModelConfig(**SIZES, window=1).window == 1
+
+
+def test_windows_by_layer() -> None:
+    sizes = {**SIZES, "n_layers": 3}
+    assert ModelConfig(**sizes).windows == (None, None, None)
+    assert ModelConfig(**sizes, window=5).windows == (5, 5, 5)
+    assert ModelConfig(**sizes, window=(5, None, 2)).windows == (5, None, 2)
+
+
+@pytest.mark.parametrize("window", [(), (5,), (5, None, 5, None)])
+def test_windows_by_layer_are_as_many_as_layers(window: tuple[int | None, ...]) -> None:
+    with pytest.raises(ValueError, match=rf"lists {len(window)} layers.*model has 3; give one"):
+        ModelConfig(**{**SIZES, "n_layers": 3}, window=window)
+
+
+@pytest.mark.parametrize("sinks", [-1, True, 1.0, None])
+def test_sinks_are_counted(sinks: Any) -> None:
+    with pytest.raises(ValueError, match=rf"integer of at least 0, got {sinks!r}"):
+        ModelConfig(**SIZES, window=4, sinks=sinks)
+    assert ModelConfig(**SIZES, window=4, sinks=2).sinks == 2
+
+
+def test_sinks_need_a_window() -> None:
+    sizes = {**SIZES, "n_layers": 2}
+    for window in (None, (None, None)):
+        with pytest.raises(ValueError, match=r"sinks is 2, but no layer has a window"):
+            ModelConfig(**sizes, window=window, sinks=2)
+    assert ModelConfig(**sizes, window=(None, 4), sinks=2).windows == (None, 4)
 
 
 def test_an_unknown_scaling_is_refused_where_it_is_made() -> None:
@@ -271,3 +355,164 @@ def test_a_head_that_is_rotated_in_part_is_refused() -> None:
 def test_no_kv_heads_is_an_error_and_not_a_default() -> None:
     with pytest.raises(ValueError, match=r"n_kv_heads must be a positive integer, got 0"):
         ModelConfig.from_hf({**LLAMA, "num_key_value_heads": 0})
+
+
+def test_the_two_bounds_of_a_blend_are_in_order() -> None:
+    for low, high in ((4.0, 4.0), (5.0, 4.0), (0.0, 4.0)):
+        with pytest.raises(ValueError, match=rf"above 0 and below high.*got {low} and {high}"):
+            RopeScaling("yarn", 2.0, low, high)
+
+
+@pytest.mark.parametrize("change", [{"amplitude": 0.0}, {"score_factor": -1.0}])
+def test_a_rope_scaling_does_not_remove_or_turn_around_scores(change: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must be positive"):
+        RopeScaling("yarn", 2.0, **change)
+
+
+# ---- YaRN
+
+# DeepSeek-V3's settings; those of V2 have 0.707 twice.
+YARN = {
+    "type": "yarn",
+    "factor": 40,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 4_096,
+}
+
+
+def scaling(fields: dict[str, Any], rope: dict[str, Any]) -> RopeScaling:
+    found = ModelConfig.from_hf({**fields, "rope_scaling": rope}).rope_scaling
+    assert found is not None
+    return found
+
+
+def test_yarn_field_by_field() -> None:
+    """0.1 · ln 40 + 1 = 1.3688879; its square, 1.8738542, is DeepSeek's factor on the scale."""
+    found = scaling(DEEPSEEK, YARN)
+    assert (found.kind, found.factor, found.low, found.high) == ("yarn", 40, 1, 32)
+    assert found.original_positions == 4_096
+    assert found.amplitude == 1.0
+    assert found.score_factor == pytest.approx(1.8738542, abs=1e-7)
+
+
+def test_bounds_that_yarn_does_not_name_are_32_turns_and_1() -> None:
+    found = scaling(LLAMA, without(YARN, "beta_fast", "beta_slow"))
+    assert (found.low, found.high) == (1.0, 32.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "amplitude", "score_factor"),
+    [
+        ({"mscale": 0.707, "mscale_all_dim": 0.707}, 1.0, 1.5896261),  # 1.2608038²
+        ({"mscale": 1.0, "mscale_all_dim": 0.707}, 1.0857264, 1.5896261),
+        ({"mscale": 1.0, "mscale_all_dim": 0}, 1.3688879, 1.0),
+        ({"mscale": None, "mscale_all_dim": None}, 1.3688879, 1.0),
+        ({"attention_factor": 0.5}, 0.5, 1.8738542),
+        ({"factor": 1}, 1.0, 1.0),
+    ],
+)
+def test_what_yarn_does_to_keys_and_to_scores(
+    change: dict[str, Any], amplitude: float, score_factor: float
+) -> None:
+    found = scaling(DEEPSEEK, {**YARN, **change})
+    assert found.amplitude == pytest.approx(amplitude, abs=1e-7)
+    assert found.score_factor == pytest.approx(score_factor, abs=1e-7)
+
+
+def test_only_deepseek_s_models_scale_their_scores() -> None:
+    assert scaling(LLAMA, YARN).score_factor == 1.0
+
+
+def test_yarn_that_does_not_round_its_bounds_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="truncate=false"):
+        scaling(LLAMA, {**YARN, "truncate": False})
+
+
+def test_the_scale_of_attention() -> None:
+    assert ModelConfig.from_hf(QWEN3).scale == pytest.approx(0.0883883, abs=1e-7)  # 1 / sqrt(128)
+    with_yarn = ModelConfig.from_hf({**DEEPSEEK, "rope_scaling": YARN})
+    assert with_yarn.scale == pytest.approx(0.1352338, abs=1e-7)  # 1.8738542 / sqrt(192)
+
+
+# ---- Latent heads
+
+
+def test_a_deepseek_config_field_by_field() -> None:
+    config = ModelConfig.from_hf(DEEPSEEK)
+    assert config.latent == LatentConfig(
+        q_rank=1_536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, norm_eps=1e-6
+    )
+    assert (config.n_heads, config.n_kv_heads, config.head_dim) == (128, 128, 192)
+    assert (config.rope_dim, config.tied_embeddings, config.norm_eps) == (64, False, 1e-5)
+    plain = ModelConfig.from_hf({**DEEPSEEK, "q_lora_rank": None, "model_type": "deepseek_v2"})
+    assert plain.latent == LatentConfig(None, 512, 128, 64, 128)
+
+
+def test_what_a_cache_stores() -> None:
+    latent, llama = ModelConfig.from_hf(DEEPSEEK), ModelConfig.from_hf(LLAMA)
+    assert (latent.cached_heads, latent.cached_key_dim, latent.cached_value_dim) == (1, 576, 0)
+    assert (llama.cached_heads, llama.cached_key_dim, llama.cached_value_dim) == (8, 128, 128)
+    assert llama.rope_dim == 128
+
+
+@pytest.mark.parametrize(
+    "name", ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"]
+)
+def test_a_missing_width_of_a_latent_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"no '{name}'"):
+        ModelConfig.from_hf(without(DEEPSEEK, name))
+
+
+@pytest.mark.parametrize(
+    ("change", "layers"),
+    [({"first_k_dense_replace": 3}, "3 to 4"), ({"first_k_dense_replace": 0}, "0 to 4"),
+     ({"first_k_dense_replace": None}, "0 to 4")],
+)  # fmt: skip
+def test_mixtures_of_experts_are_refused(change: dict[str, Any], layers: str) -> None:
+    message = rf"layers {layers} are mixtures of 256 experts.*not supported; allowed: dense"
+    with pytest.raises(UnsupportedModelError, match=message):
+        ModelConfig.from_hf({**DEEPSEEK, **change})
+
+
+@pytest.mark.parametrize("change", [{"first_k_dense_replace": 9}, {"n_routed_experts": None}])
+def test_dense_layers_are_enough(change: dict[str, Any]) -> None:
+    assert ModelConfig.from_hf({**DEEPSEEK, **change}).n_layers == 5
+
+
+LATENT: dict[str, Any] = {
+    "q_rank": 3, "kv_rank": 5, "nope_dim": 2, "rope_dim": 4, "value_dim": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LATENT)
+@pytest.mark.parametrize("value", [0, -1, 2.0, True])
+def test_every_width_of_a_latent_is_a_positive_integer(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be a positive integer, got {value!r}"):
+        LatentConfig(**{**LATENT, name: value})
+
+
+def test_what_a_latent_rotates_is_even() -> None:
+    with pytest.raises(ValueError, match=r"rope_dim must be even.*got 3"):
+        LatentConfig(**{**LATENT, "rope_dim": 3})
+    odd = {**LATENT, "nope_dim": 1}  # the whole head need not be
+    fields = {**SIZES, "n_kv_heads": 4, "head_dim": 5, "latent": LatentConfig(**odd)}
+    assert ModelConfig(**fields).head_dim == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head_dim": 8}, r"nope_dim \+ rope_dim = 6, got 8"),
+        ({"n_kv_heads": 2}, r"n_kv_heads must be 4 \(n_heads\), got 2"),
+        ({"qkv_bias": True}, "leave both False"),
+        ({"qk_norm": True}, "leave both False"),
+    ],
+)
+def test_what_does_not_go_with_a_latent(change: dict[str, Any], message: str) -> None:
+    fields = {**SIZES, "n_kv_heads": 4, "head_dim": 6, "latent": LatentConfig(**LATENT)}
+    assert ModelConfig(**fields).cached_key_dim == 9
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**{**fields, **change})

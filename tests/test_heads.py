@@ -106,5 +106,5 @@ def test_asking_for_the_last_position_fills_the_cache_all_the_same() -> None:
     model(torch.tensor([text(7)]), whole)
     model(torch.tensor([text(7)]), last, last_only=True)
     assert last.lengths == (7,)
-    assert last.store.keys.equal(whole.store.keys)
-    assert last.store.values.equal(whole.store.values)
+    assert last.groups[0].store.keys.equal(whole.groups[0].store.keys)
+    assert last.groups[0].store.values.equal(whole.groups[0].store.values)

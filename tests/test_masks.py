@@ -241,7 +241,7 @@ def test_a_window_of_four_shows_four_keys() -> None:
 
     A window of W counts the token itself; W keys to the left would show five.
     """
-    weights = weights_by_position(Recompute(1, CPU, 4), [8], 8, 8)[0]
+    weights = weights_by_position(Recompute(1, CPU, (4,)), [8], 8, 8)[0]
     assert [len(one) for one in seen(weights)] == [1, 2, 3, 4, 4, 4, 4, 4]
     assert fractions(weights[7]) == [0, 0, 0, 0] + [Fraction(1, 4)] * 4
 
@@ -278,7 +278,7 @@ def test_the_window_moves_when_it_is_exceeded(
 
 
 def test_a_window_on_ragged_rows() -> None:
-    for memory in (probe_cache(2, 6, 3), Recompute(2, CPU, 3)):
+    for memory in (probe_cache(2, 6, 3), Recompute(2, CPU, (3,))):
         weights = weights_by_position(memory, [2, 6], 6, 6)
         assert seen(weights[0]) == [set(), set(), set(), set(), {0}, {0, 1}]
         assert seen(weights[1])[3:] == [{1, 2, 3}, {2, 3, 4}, {3, 4, 5}]
@@ -336,13 +336,13 @@ def test_the_mask_is_as_wide_as_the_keys_that_are_returned(name: str) -> None:
     """huggingface/transformers#48280: more keys came back than the mask had columns."""
     lengths, counts, T, window = STEPS[name]
     cache = filled(lengths, 12, window)
-    step = cache.reserve(counts, T)
+    queries = cache.reserve(counts, T)
     new = torch.ones(2, 2, T, 12, dtype=torch.float64)
     view = cache.update(0, new, new)
     S = max(n + count for n, count in zip(lengths, counts, strict=True))
     assert view.keys.shape == view.values.shape == (2, 2, S, 12)
     assert view.positions.shape in [(1, S), (2, S)]
-    assert step.queries.shape in [(1, T), (2, T)]
+    assert queries.shape in [(1, T), (2, T)]
     if view.mask is not None:
         assert view.mask.dtype == torch.bool
         assert view.mask.shape in [(1, 1, T, S), (2, 1, T, S)]
@@ -354,24 +354,28 @@ def test_the_mask_is_as_wide_as_the_keys_that_are_returned(name: str) -> None:
 @pytest.mark.parametrize("name", STEPS)
 def test_the_stated_mask_is_the_rule_over_the_stated_positions(name: str) -> None:
     lengths, counts, T, window = STEPS[name]
-    step = filled(lengths, 12, window).reserve(counts, T)
-    queries, keys = step.queries.tolist(), step.keys.tolist()
+    cache = filled(lengths, 12, window)
+    queries = cache.reserve(counts, T).tolist()
+    new = torch.ones(2, 2, T, 12, dtype=torch.float64)
+    view = cache.update(0, new, new)
+    keys = view.positions.tolist()
     expected = [
         [[0 <= k <= q and (window is None or k > q - window) for k in key_row] for q in query_row]
         for query_row, key_row in zip(queries, keys, strict=True)
     ]
     shown = torch.ones(1, 1, T, len(keys[0]), dtype=torch.bool)
-    if step.is_causal:
+    if view.is_causal:
         shown = shown.tril()
-    if step.mask is not None:
-        shown = step.mask
+    if view.mask is not None:
+        shown = view.mask
     assert shown[:, 0].tolist() == expected
 
 
 def test_common_steps_need_no_mask_at_all() -> None:
     """Prefill and decode of an even batch: the fused kernels take no mask then."""
     cache = filled([0, 0], 12)
-    prefill = cache.reserve([4, 4], 4)
-    assert (prefill.mask, prefill.is_causal) == (None, True)
-    decode = cache.reserve([1, 1], 1)
-    assert (decode.mask, decode.is_causal) == (None, False)
+    for T, is_causal in ((4, True), (1, False)):
+        cache.reserve([T, T], T)
+        new = torch.ones(2, 2, T, 12, dtype=torch.float64)
+        view = cache.update(0, new, new)
+        assert (view.mask, view.is_causal) == (None, is_causal)

@@ -94,10 +94,24 @@ def figure_with(**changes: str | None) -> NotebookNode:
 
 STDERR = nbformat.v4.new_output("stream", name="stderr", text="a warning\n")
 ERROR = nbformat.v4.new_output("error", ename="ValueError", evalue="no", traceback=[])
-RESULT = nbformat.v4.new_output("execute_result", data={"text/plain": "<A at 0x7f00aabbccdd>"})
+
+
+def result(shown: str) -> NotebookNode:
+    """What a last line leaves behind."""
+    return nbformat.v4.new_output("execute_result", data={"text/plain": shown})
+
+
 OPEN_ANSWER = "<details>\n<summary>Why</summary>\nBecause.\n</details>"
 ONE_LINE_ANSWER = "<details><summary>Why</summary>\n\nBecause.\n\n</details>"
 MATH_SUMMARY = "<details>\n<summary>Why $n$</summary>\n\nBecause.\n\n</details>"
+
+MODULES = [  # as PyTorch prints them
+    "Transformer(\n  (embedding): Embedding(64, 32)\n  (norm): RMSNorm((32,), eps=1e-05)\n)",
+    "ModuleList(\n  (0-3): 4 x SiLU()\n)",
+    "Linear(in_features=32, out_features=96, bias=False)",
+    "Embedding(64, 32)",
+    "RMSNorm((32,), eps=1e-05, elementwise_affine=True)",
+]
 
 PLANTED = [
     (cell_rules.run_in_order, set_count("count", 7)),
@@ -120,7 +134,10 @@ PLANTED = [
     (cell_rules.no_machine_paths, set_source("count", 'print(open("/tmp/x"))')),
     (cell_rules.no_machine_paths, set_outputs("count", stdout(f"{notebooks.ROOT}/kvbook\n"))),
     (cell_rules.no_machine_paths, add_prose("See `.venv/lib/site-packages`.")),
-    (cell_rules.no_addresses, set_outputs("count", RESULT)),
+    (cell_rules.no_addresses, set_outputs("count", result("<A at 0x7f00aabbccdd>"))),
+    (cell_rules.no_addresses, set_outputs("count", stdout("<a.B object at 0x7f00aabbccdd>\n"))),
+    *((cell_rules.no_addresses, set_outputs("count", result(module))) for module in MODULES),
+    (cell_rules.no_addresses, set_outputs("count", stdout(f"model {MODULES[0]}\n"))),
     (cell_rules.first_cell, set_source(repository.FIRST_CELL_ID, "import kvbook")),
     (cell_rules.first_cell, drop_cell(repository.FIRST_CELL_ID)),
     (cell_rules.figures_described, set_metadata("plot", mystnb={})),
@@ -214,6 +231,15 @@ def test_what_a_rule_allows() -> None:
     for rule in (prose_rules.plain_words, prose_rules.no_myst, prose_rules.details_render):
         assert rule(chapter_of(notebook)) == []
     assert cell_rules.outputs_present(chapter_of(notebook)) == []
+
+
+@pytest.mark.parametrize(
+    "shown", ["Fraction(25, 2)", "(1, 2)\n(3): 4", "torch.Size([2, 3])", "Transformer (30 layers)"]
+)
+def test_values_may_be_shown(shown: str) -> None:
+    notebook = sample()
+    set_outputs("count", result(shown))(notebook)
+    assert cell_rules.no_addresses(chapter_of(notebook)) == []
 
 
 def test_a_link_to_a_page_that_exists_is_kept(tmp_path: Path) -> None:

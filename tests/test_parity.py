@@ -8,18 +8,33 @@ vacuous: logits vary by more than 1, and each deliberately wrong variant is seen
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from support.reference import BY_NAME, CASES, Case, in_float64, save
+from support.reference import (
+    BY_NAME,
+    CASES,
+    DEEPSEEK_YARN_ROPE,
+    YARN_ROPE,
+    Case,
+    in_float64,
+    save,
+)
 from torch import Tensor
 
+from kvbook.model.experiment import evaluate_with
+from kvbook.model.latent import materialized
 from kvbook.model.transformer import Transformer
 from kvbook.model.weights import load_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+LATENT_CASES = [case for case in CASES if case.name.startswith("deepseek")]
+WINDOWED_CASES = [BY_NAME["mistral-window"]] + [
+    case for case in CASES if "layer_types" in case.changes
+]
 B, T = 2, 23
 TOKENS = torch.randint(0, 97, (B, T), generator=torch.Generator().manual_seed(1))
 CHUNKS = {
@@ -70,6 +85,26 @@ def test_one_pass_without_a_cache(case: Case, folders, exact) -> None:
 def test_passes_over_a_cache(case: Case, sizes: list[int], folders, exact) -> None:
     model = load_folder(folders[case.name], dtype=torch.float64)
     assert difference(in_chunks(model, sizes), exact[case.name]) <= 1e-9
+
+
+@pytest.mark.parametrize("case", WINDOWED_CASES, ids=str)
+def test_rings_agree_as_well(case: Case, folders, exact) -> None:
+    """Layers with a window keep only what they see, and the three tokens that may be taken back."""
+    model = load_folder(folders[case.name], dtype=torch.float64)
+    for sizes in CHUNKS.values():
+        cache = model.new_cache(B, T, rollback=3)
+        assert cache.allocated_bytes < model.new_cache(B, T).allocated_bytes
+        logits = torch.cat([model(part, cache) for part in TOKENS.split(sizes, 1)], 1)
+        assert difference(logits, exact[case.name]) <= 1e-9
+
+
+@pytest.mark.parametrize("case", LATENT_CASES, ids=str)
+def test_the_materialized_form_agrees_as_well(case: Case, folders, exact) -> None:
+    """The form that is absorbed is the one of the tests above."""
+    model = evaluate_with(load_folder(folders[case.name], dtype=torch.float64), materialized)
+    assert difference(model(TOKENS), exact[case.name]) <= 1e-9
+    for sizes in CHUNKS.values():
+        assert difference(in_chunks(model, sizes), exact[case.name]) <= 1e-9
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -155,6 +190,49 @@ def tie_the_head(model: Transformer) -> None:
     model.head.weight.copy_(model.embedding.weight)
 
 
+def pair_neighbors_in_latent_rope(model: Transformer) -> None:
+    """The shared rotated key in the order that rotates neighbors, the queries by halves."""
+    for block in model.blocks:
+        rows = block.attention.latent_down.weight
+        rows[12:] = rows[12:].view(2, 4, 32).transpose(0, 1).reshape(8, 32)
+
+
+def swap_the_parts_of_a_head(model: Transformer) -> None:
+    """A head's rows as value (10) then key (6) instead of key then value."""
+    for block in model.blocks:
+        heads = block.attention.latent_up.weight.view(4, 16, 12)
+        heads.copy_(heads.roll(-6, 1))
+
+
+def forget_the_query_norm(model: Transformer) -> None:
+    model.blocks[0].attention.query_norm.weight.fill_(1)
+
+
+def forget_the_latent_norm(model: Transformer) -> None:
+    model.blocks[0].attention.latent_norm.weight.fill_(1)
+
+
+def scale_by_the_latent_width(model: Transformer) -> None:
+    for block in model.blocks:
+        block.attention.scale = 20**-0.5
+
+
+def scale_without_yarn(model: Transformer) -> None:
+    for block in model.blocks:
+        block.attention.scale = 14**-0.5
+
+
+def window_every_layer(model: Transformer) -> None:
+    """All layers local, where some are global."""
+    model.config = replace(model.config, window=5)
+
+
+def shift_the_pattern(model: Transformer) -> None:
+    """As many local layers, one place off."""
+    first, *rest = model.config.windows
+    model.config = replace(model.config, window=(*rest, first))
+
+
 WRONG = [
     ("llama-mha", swap_q_and_k),
     ("llama-gqa", swap_k_and_v),
@@ -166,6 +244,16 @@ WRONG = [
     ("qwen2", forget_the_bias),
     ("qwen2", forget_the_value_bias),
     ("qwen3", swap_the_head_norms),
+    ("deepseek-v2", pair_neighbors_in_latent_rope),
+    ("deepseek-v3-halves", pair_neighbors_in_latent_rope),
+    ("deepseek-v2", swap_the_parts_of_a_head),
+    ("deepseek-v2", forget_the_query_norm),
+    ("deepseek-v2", forget_the_latent_norm),
+    ("deepseek-v3", scale_by_the_latent_width),
+    ("deepseek-v3-yarn", scale_without_yarn),
+    ("qwen2-local-first", window_every_layer),
+    ("qwen2-local-first", shift_the_pattern),
+    ("qwen3-alternating", shift_the_pattern),
 ]
 
 
@@ -186,6 +274,12 @@ def test_a_wrong_variant_is_seen(
         ("mistral-window", {"sliding_window": 6}),
         ("mistral-window", {"sliding_window": None}),
         ("llama-gqa", {"rms_norm_eps": 1e-5}),
+        ("deepseek-v3", {"rope_interleave": False}),
+        ("deepseek-v3-halves", {"rope_interleave": True}),
+        ("deepseek-v3-yarn", {"rope_parameters": {**DEEPSEEK_YARN_ROPE, "mscale": 0.7}}),
+        ("deepseek-v3-yarn", {"rope_parameters": {**DEEPSEEK_YARN_ROPE, "mscale_all_dim": 1.3}}),
+        ("deepseek-v3-yarn", {"rope_parameters": {**DEEPSEEK_YARN_ROPE, "beta_fast": 1.0}}),
+        ("llama-yarn", {"rope_parameters": {**YARN_ROPE, "attention_factor": 1.0}}),
         ("llama-gqa", {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}),
         ("llama-llama3", {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
         (

@@ -14,11 +14,13 @@ from kvbook.model.rope import Rope, frequencies, rotate
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def rope(head_dim: int, positions: int, theta: float = 10_000.0) -> Rope:
+def rope(
+    head_dim: int, positions: int, theta: float = 10_000.0, scaling: RopeScaling | None = None
+) -> Rope:
     return Rope(
         ModelConfig(
             vocab_size=2, d_model=2, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=head_dim,
-            d_mlp=2, max_positions=positions, rope_theta=theta,
+            d_mlp=2, max_positions=positions, rope_theta=theta, rope_scaling=scaling,
         )
     )  # fmt: skip
 
@@ -51,6 +53,27 @@ def test_llama3_scaling_keeps_fast_blends_middle_and_slows_slow_frequencies() ->
     """
     slowed = frequencies(8, 10_000.0, RopeScaling("llama3", 8.0, 1.0, 4.0, 1_000))
     assert slowed.tolist() == pytest.approx([1.0, 0.1, 0.0029753525068, 0.000125], rel=1e-9)
+
+
+def test_yarn_keeps_fast_blends_middle_and_slows_slow_pairs() -> None:
+    """Over 1,000 positions, 4 turns lie between pairs 1 and 2 and 1 turn between pairs 2 and 3.
+
+    Rounded outward: from pair 1 on the blend begins, at pair 3 it ends, so pair 2 is half slowed.
+    """
+    slowed = frequencies(8, 10_000.0, RopeScaling("yarn", 8.0, 1.0, 4.0, 1_000))
+    assert slowed.tolist() == pytest.approx([1.0, 0.1, 0.005625, 0.000125], rel=1e-12)
+
+
+def test_yarn_changes_at_once_where_its_two_ends_meet() -> None:
+    """Over 10,000 positions, 4,000 and 2,000 turns both lie before pair 0, so both ends are 0."""
+    slowed = frequencies(8, 10_000.0, RopeScaling("yarn", 8.0, 2_000.0, 4_000.0, 10_000))
+    assert slowed.tolist() == pytest.approx([1.0, 0.0125, 0.00125, 0.000125], rel=1e-12)
+
+
+def test_an_amplitude_lengthens_what_is_rotated() -> None:
+    table = rope(2, 8, scaling=RopeScaling("yarn", 8.0, 1.0, 4.0, 1_000, amplitude=1.5))
+    assert at(table, [1.0, 0.0], 0) == [1.5, 0.0]
+    assert math.hypot(*at(table, [0.6, 0.8], 3)) == pytest.approx(1.5, abs=1e-12)
 
 
 def test_a_vector_turns_counterclockwise_by_its_position() -> None:
@@ -119,11 +142,11 @@ def test_keys_are_stored_rotated_once_and_values_not_at_all() -> None:
 
 def test_a_chunk_takes_the_positions_after_the_cache() -> None:
     cache = toy().new_cache(1, 16)
-    assert cache.reserve([4], 4).queries.tolist() == [[0, 1, 2, 3]]
-    assert cache.reserve([3], 3).queries.tolist() == [[4, 5, 6]]
-    assert cache.reserve([1], 1).queries.tolist() == [[7]]
+    assert cache.reserve([4], 4).tolist() == [[0, 1, 2, 3]]
+    assert cache.reserve([3], 3).tolist() == [[4, 5, 6]]
+    assert cache.reserve([1], 1).tolist() == [[7]]
     cache.truncate(5)
-    assert cache.reserve([2], 2).queries.tolist() == [[5, 6]]
+    assert cache.reserve([2], 2).tolist() == [[5, 6]]
 
 
 # ---- The bound
@@ -193,10 +216,11 @@ def test_angles_far_out_are_rounded_once(dtype: torch.dtype, rounding: float) ->
 def test_every_row_counts_its_own_positions() -> None:
     """unslothai/unsloth#3699 (PRs #3795, #3803, #4078; huggingface/transformers#18104)."""
     cache = toy().new_cache(2, 16)
-    assert cache.reserve([3, 5], 5).queries.tolist() == [[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4]]
-    step = cache.reserve([1, 1], 1)
-    assert step.queries.tolist() == [[3], [5]]
-    assert step.keys.tolist() == [[0, 1, 2, 3, -1, -1], [0, 1, 2, 3, 4, 5]]
+    assert cache.reserve([3, 5], 5).tolist() == [[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4]]
+    assert cache.reserve([1, 1], 1).tolist() == [[3], [5]]
+    new = torch.ones(2, 2, 1, 6, dtype=torch.float64)
+    keys = cache.update(0, new, new).positions
+    assert keys.tolist() == [[0, 1, 2, 3, -1, -1], [0, 1, 2, 3, 4, 5]]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])

@@ -24,7 +24,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("originals")
-    names = ["llama-gqa", "llama-tied", "qwen2", "qwen3"]
+    names = [
+        "llama-gqa", "llama-tied", "qwen2", "qwen3", "deepseek-v2",
+        "deepseek-v2-one-query-projection", "deepseek-v3", "deepseek-v3-halves",
+    ]  # fmt: skip
     return {name: save(BY_NAME[name].build(), root / name) for name in names}
 
 
@@ -85,7 +88,13 @@ def test_the_model_is_ready_for_inference(folder: Path) -> None:
     assert not any(parameter.is_meta for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["llama-gqa", "llama-tied", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-gqa", "llama-tied", "qwen2", "qwen3", "deepseek-v2",
+        "deepseek-v2-one-query-projection", "deepseek-v3-halves",
+    ],
+)  # fmt: skip
 def test_every_number_of_the_file_is_in_the_model(name: str, originals) -> None:
     model = load_folder(originals[name])
     tensors = load_file(originals[name] / "model.safetensors")
@@ -141,6 +150,77 @@ def test_a_tied_head_that_is_saved_twice_counts_once(originals, tmp_path: Path) 
     change(folder, lambda t: t["lm_head.weight"].add_(1))
     with pytest.raises(WeightFileError, match="tie_word_embeddings"):
         load_folder(folder)
+
+
+# Latent heads: H = 4 heads of 6 + 8 rows, a latent of 12, then 8 rows that are rotated.
+
+PAIRS = [0, 2, 4, 6, 1, 3, 5, 7]  # rows whose rotation pairs neighbors, put in order by halves
+
+
+@pytest.fixture
+def latent_folder(originals: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(originals["deepseek-v3"], tmp_path / "latent"))
+
+
+def number_rows(tensors: dict[str, torch.Tensor]) -> None:
+    """Row r of each tensor of layer 1's attention becomes r."""
+    for name, tensor in tensors.items():
+        if name.startswith("model.layers.1.self_attn.") and tensor.ndim == 2:
+            tensor.copy_(torch.arange(len(tensor))[:, None].expand_as(tensor))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["deepseek-v2", "deepseek-v2-one-query-projection", "deepseek-v3", "deepseek-v3-halves"],
+)
+def test_rotated_rows_stand_by_halves_whatever_the_file_pairs(
+    name: str, originals, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(originals[name], tmp_path / "latent"))
+    change(folder, number_rows)
+    attention = load_folder(folder).blocks[1].attention
+    order = list(range(8)) if name == "deepseek-v3-halves" else PAIRS
+    head = [*range(6), *(6 + row for row in order)]
+    assert attention.query.weight[:, 0].tolist() == [14 * h + row for h in range(4) for row in head]
+    down = [*range(12), *(12 + row for row in order)]
+    assert attention.latent_down.weight[:, 0].tolist() == down
+    assert attention.latent_up.weight[:, 0].tolist() == list(range(64))
+    assert attention.output.weight[:, 0].tolist() == list(range(32))
+
+
+def test_an_interleaved_query_of_two_projections_is_reordered_in_the_second(
+    latent_folder: Path,
+) -> None:
+    change(latent_folder, number_rows)
+    attention = load_folder(latent_folder).blocks[1].attention
+    assert attention.query_down.weight[:, 0].tolist() == list(range(20))
+
+
+def test_the_two_inner_norms_are_not_mixed_up(latent_folder: Path) -> None:
+    def label(tensors) -> None:
+        tensors["model.layers.2.self_attn.q_a_layernorm.weight"].fill_(1)
+        tensors["model.layers.2.self_attn.kv_a_layernorm.weight"].fill_(2)
+
+    change(latent_folder, label)
+    attention = load_folder(latent_folder).blocks[2].attention
+    assert attention.query_norm.weight.unique().tolist() == [1.0]
+    assert attention.latent_norm.weight.unique().tolist() == [2.0]
+
+
+def test_a_query_of_one_projection_does_not_fit_a_config_with_two(originals, tmp_path) -> None:
+    plain = originals["deepseek-v2-one-query-projection"]
+    folder = Path(shutil.copytree(plain, tmp_path / "latent"))
+    set_config(folder, q_lora_rank=20)
+    with pytest.raises(WeightFileError, match=r"missing: .*q_b_proj.*unexpected: .*q_proj"):
+        load_folder(folder)
+
+
+def test_layers_with_experts_are_refused_before_weights_are_looked_for(tmp_path: Path) -> None:
+    fields = BY_NAME["deepseek-v3"].config(**BY_NAME["deepseek-v3"].changes).to_dict()
+    fields.update(first_k_dense_replace=1, num_hidden_layers=3)
+    (tmp_path / "config.json").write_text(json.dumps(fields, default=str))
+    with pytest.raises(UnsupportedModelError, match=r"layers 1 to 2 are mixtures of 256 experts"):
+        load_folder(tmp_path)
 
 
 # What is refused

@@ -5,7 +5,7 @@ positions and an explicit rule of who sees whom. It shares no code with kvbook: 
 weights and nothing else. It sees one sequence at a time and has no cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbook.cache import Contiguous, DenseStore, KVCache, Recompute
-from kvbook.config import ModelConfig
+from kvbook.cache import CacheGroup, Contiguous, DenseStore, KVCache, Recompute
+from kvbook.config import LatentConfig, ModelConfig
 from kvbook.model.attention import attend
 from kvbook.model.transformer import Transformer
 
@@ -25,9 +25,17 @@ SMALL = ModelConfig(
     vocab_size=29, d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=6, d_mlp=20,
     max_positions=64, norm_eps=1e-2, rope_theta=50.0, tied_embeddings=False,
 )  # fmt: skip
+# The changes that give SMALL one latent for all heads: toy(**LATENT). No two widths are alike: a
+# stored key has 5 + 4 elements, a head compares 2 + 4 and returns 3.
+LATENT: dict[str, Any] = {
+    "n_kv_heads": 4,
+    "latent": LatentConfig(
+        q_rank=7, kv_rank=5, nope_dim=2, rope_dim=4, value_dim=3, norm_eps=3e-2
+    ),
+}
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def toy(dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> Transformer:
     """SMALL with ``changes`` and weights that hide nothing: sharp attention, norms away from 1."""
     generator = torch.Generator().manual_seed(seed)
@@ -43,44 +51,95 @@ def toy(dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> Tr
     return model.to(dtype)
 
 
-def reference_logits(model: Transformer, tokens: Sequence[int]) -> Tensor:
-    """Logits (n, V) of one text, float64, from the formulas. Rotary scaling is not covered."""
+def as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def reference_logits(
+    model: Transformer, tokens: Sequence[int], stored: Callable[[Tensor], Tensor] = as_it_is
+) -> Tensor:
+    """Logits (n, V) of one text, float64, from the formulas. Rotary scaling is not covered.
+
+    ``stored`` says what is left of the vectors (n, 1, D) of one head after they were cached:
+    rotated keys, values, or latents with their rotated key.
+    """
     c = model.config
     w = {name: weight.double() for name, weight in model.named_parameters()}
     n, D, H, Hkv = len(tokens), c.head_dim, c.n_heads, c.n_kv_heads
 
-    def norm(x: Tensor, weight: Tensor) -> Tensor:
-        return x / ((x**2).mean(-1, keepdim=True) + c.norm_eps).sqrt() * weight
+    def norm(x: Tensor, weight: Tensor, eps: float = c.norm_eps) -> Tensor:
+        return x / ((x**2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
     def turned(x: Tensor) -> Tensor:
-        """Pair i is the complex number x[i] + j·x[i + D/2]; position p turns it by p·theta_i."""
-        pair = torch.complex(x[:, : D // 2], x[:, D // 2 :])
-        theta = torch.tensor([c.rope_theta ** (-2 * i / D) for i in range(D // 2)], dtype=x.dtype)
+        """Pair i is the complex number x[i] + j·x[i + d/2]; position p turns it by p·theta_i."""
+        d = x.shape[1]
+        pair = torch.complex(x[:, : d // 2], x[:, d // 2 :])
+        theta = torch.tensor([c.rope_theta ** (-2 * i / d) for i in range(d // 2)], dtype=x.dtype)
         angle = torch.arange(n).double()[:, None] * theta
         pair = pair * torch.polar(torch.ones_like(angle), angle)
         return torch.cat([pair.real, pair.imag], 1)
 
-    hidden_from = [
-        [key > query or (c.window is not None and query - key >= c.window) for key in range(n)]
-        for query in range(n)
-    ]
-    x = w["embedding.weight"][list(tokens)]
-    for layer in range(c.n_layers):
-        part = f"blocks.{layer}."
-        projected = norm(x, w[part + "attention_norm.weight"]) @ w[part + "attention.qkv.weight"].T
+    def hidden(window: int | None) -> Tensor:
+        """True where query (row) may not see key (column)."""
+        return torch.tensor([
+            [
+                key > query
+                or (window is not None and query - key >= window and key >= c.sinks)
+                for key in range(n)
+            ]
+            for query in range(n)
+        ])
+
+    def left(x: Tensor) -> Tensor:
+        return stored(x[:, None])[:, 0]
+
+    def weighed(scores: Tensor, values: Tensor, window: int | None) -> Tensor:
+        return scores.masked_fill(hidden(window), float("-inf")).softmax(-1) @ values
+
+    def grouped(x: Tensor, part: str, window: int | None) -> list[Tensor]:
+        """The output of each head, (n, D), from heads that share keys and values."""
+        projected = x @ w[part + "qkv.weight"].T
         if c.qkv_bias:
-            projected = projected + w[part + "attention.qkv.bias"]
+            projected = projected + w[part + "qkv.bias"]
         heads = projected.split(D, 1)
         q, k, v = heads[:H], heads[H : H + Hkv], heads[H + Hkv :]
         if c.qk_norm:
-            q = [norm(one, w[part + "attention.q_norm.weight"]) for one in q]
-            k = [norm(one, w[part + "attention.k_norm.weight"]) for one in k]
+            q = [norm(one, w[part + "q_norm.weight"]) for one in q]
+            k = [norm(one, w[part + "k_norm.weight"]) for one in k]
+        k, v = [left(turned(one)) for one in k], [left(one) for one in v]
         outputs = []
         for head in range(H):
             kv = head * Hkv // H
-            scores = turned(q[head]) @ turned(k[kv]).T / D**0.5
-            scores[torch.tensor(hidden_from)] = float("-inf")
-            outputs.append(scores.softmax(-1) @ v[kv])
+            outputs.append(weighed(turned(q[head]) @ k[kv].T / D**0.5, v[kv], window))
+        return outputs
+
+    def from_latents(x: Tensor, part: str, window: int | None) -> list[Tensor]:
+        """The output of each head, (n, value), each with keys and values made from the latent."""
+        sizes = c.latent
+        assert sizes is not None
+        nope, rope, rank = sizes.nope_dim, sizes.rope_dim, sizes.kv_rank
+        down = x @ w[part + "latent_down.weight"].T
+        latent = norm(down[:, :rank], w[part + "latent_norm.weight"], sizes.norm_eps)
+        entry = left(torch.cat([latent, turned(down[:, rank:])], 1))
+        latent, shared = entry[:, :rank], entry[:, rank:]
+        if sizes.q_rank is not None:
+            x = x @ w[part + "query_down.weight"].T
+            x = norm(x, w[part + "query_norm.weight"], sizes.norm_eps)
+        outputs = []
+        for head in range(H):
+            q = x @ w[part + "query.weight"][head * (nope + rope) :][: nope + rope].T
+            up = w[part + "latent_up.weight"][head * (nope + sizes.value_dim) :]
+            k, v = latent @ up[:nope].T, latent @ up[nope : nope + sizes.value_dim].T
+            scores = q[:, :nope] @ k.T + turned(q[:, nope:]) @ shared.T
+            outputs.append(weighed(scores / (nope + rope) ** 0.5, v, window))
+        return outputs
+
+    x = w["embedding.weight"][list(tokens)]
+    for layer, window in enumerate(c.windows):
+        part = f"blocks.{layer}."
+        heads = grouped if c.latent is None else from_latents
+        inner = norm(x, w[part + "attention_norm.weight"])
+        outputs = heads(inner, part + "attention.", window)
         x = x + torch.cat(outputs, 1) @ w[part + "attention.output.weight"].T
         inner = norm(x, w[part + "mlp_norm.weight"]) @ w[part + "mlp.gate_up.weight"].T
         gate, up = inner[:, : c.d_mlp], inner[:, c.d_mlp :]
@@ -101,17 +160,17 @@ def batch(rows: int, T: int, seed: int = 0) -> Tensor:
 # ---- The cache as it was, to show that an error changed nothing.
 
 
-def snapshot(cache: KVCache) -> tuple[tuple[int, ...], Tensor, Tensor]:
-    return cache.lengths, cache.store.keys.clone(), cache.store.values.clone()
+Snapshot = tuple[tuple[int, ...], list[Tensor]]
 
 
-def unchanged(cache: KVCache, before: tuple[tuple[int, ...], Tensor, Tensor]) -> bool:
-    lengths, keys, values = snapshot(cache)
-    return (
-        lengths == before[0]
-        and keys.equal(before[1])
-        and values.equal(before[2])
-    )
+def snapshot(cache: KVCache) -> Snapshot:
+    """Lengths, and the storage as plain bytes: not-a-number is equal to itself then."""
+    return cache.lengths, [x.contiguous().view(torch.uint8).clone() for x in cache.tensors]
+
+
+def unchanged(cache: KVCache, before: Snapshot) -> bool:
+    lengths, tensors = snapshot(cache)
+    return lengths == before[0] and all(map(torch.equal, tensors, before[1]))
 
 
 # ---- The visibility probe.
@@ -120,7 +179,7 @@ def unchanged(cache: KVCache, before: tuple[tuple[int, ...], Tensor, Tensor]) ->
 def probe_cache(rows: int, capacity: int, window: int | None = None) -> KVCache:
     """One layer, two KV heads, as wide as it is long: a value can name any position."""
     store = DenseStore(1, rows, 2, capacity, capacity, capacity, torch.float64)
-    return KVCache(Contiguous(rows, capacity), store, window)
+    return KVCache(CacheGroup(Contiguous(rows, capacity), store, window))
 
 
 def weights_by_position(

@@ -22,7 +22,10 @@ _MACHINE_PATH = re.compile(
     r"(?<![\w./:-])/(?:home|root|Users|tmp|var|opt|mnt|usr|private|content)/"
     r"|[A-Za-z]:\\\\?Users|site-packages|dist-packages|ipykernel_[0-9]"
 )
+# What an object says of itself: where it lies, or, a module of PyTorch, what it is built of
+# (its parts on lines of their own, or its sizes).
 _ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
+_MODULE = re.compile(r"\w+\(\n\s+\([\w-]+\): |\w+\(in_features=|Embedding\(\d|Norm\(\(")
 _NBVAL_COMMENT = re.compile(r"^\s*#+\s*(?:NBVAL|PYTEST_VALIDATE)_\w+", re.MULTILINE)
 
 
@@ -138,10 +141,12 @@ def no_machine_paths(chapter: Chapter) -> list[str]:
 
 
 def no_addresses(chapter: Chapter) -> list[str]:
+    """No output is an object left behind by a last line that nobody meant to print."""
     return [
-        f"cell {cell.id} prints a memory address: {match[0]}"
+        f"cell {cell.id} prints {what}: {match[0]!r}; end the cell in print() or a statement"
         for cell, output in _outputs(chapter)
-        if (match := _ADDRESS.search(_text(output)))
+        for what, pattern in (("a memory address", _ADDRESS), ("a bare module", _MODULE))
+        if (match := pattern.search(_text(output)))
     ]
 
 

@@ -1,7 +1,8 @@
 """Floating-point operations of a forward pass, part by part, exactly.
 
-Knows: matrix products of the models that kvbook builds; a multiplication and an addition are two
-operations. Does not know: norms, rotations, softmax, activations (a few per mille), or time.
+Knows: matrix products of models whose heads keep keys and values of their own; a multiplication
+and an addition are two operations. Does not know: latent heads, norms, rotations, softmax,
+activations (a few per mille), or time.
 
 T new tokens follow S past ones. Without a cache everything is new: T = n, S = 0. With one, a
 decode step is T = 1, S = n.
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from kvbook.accounting.units import check_count
 from kvbook.config import ModelConfig
+from kvbook.errors import UnsupportedModelError
 
 
 @dataclass(frozen=True)
@@ -75,18 +77,36 @@ def step_flops(
     """One forward pass of ``batch`` rows of T new tokens after S past ones.
 
     ``logits`` is the number of positions per row that the head is asked for, T unless given.
-    Raises ``ValueError`` for a negative count, T or batch of 0, or more logits than tokens.
+    Raises ``ValueError`` for a negative count, T or batch of 0, or more logits than tokens, and
+    ``UnsupportedModelError`` for latent heads.
     """
+    check_heads(config)
     check_count("batch", batch)
-    pairs = batch * causal_pairs(T, S, config.window)
+    pairs = batch * sum(causal_pairs(T, S, visible) for visible in visible_limits(config))
     asked = T if logits is None else check_count("logits", logits, 0, T)
     C, H, Hkv, D = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     tokens, L = batch * T, config.n_layers
-    scores, values = attention_flops(pairs, H, D, D)
+    scores, values = attention_flops(pairs, H, D, D)  # of all layers
     return Flops(
         projections=L * 2 * tokens * C * D * (2 * H + 2 * Hkv),
-        scores=L * scores,
-        values=L * values,
+        scores=scores,
+        values=values,
         mlp=L * 2 * tokens * 3 * C * config.d_mlp,
         head=2 * batch * asked * C * config.vocab_size,
     )
+
+
+def visible_limits(config: ModelConfig) -> list[int | None]:
+    """The most keys that a query of each layer sees: its window and, beside it, the sinks."""
+    return [None if window is None else window + config.sinks for window in config.windows]
+
+
+def check_heads(config: ModelConfig) -> None:
+    """Raise ``UnsupportedModelError`` for heads that the formulas of a step do not describe."""
+    if config.latent is not None:
+        raise UnsupportedModelError(
+            f"the formulas of a step count heads with keys and values of their own, got a model "
+            f"with a latent of rank {config.latent.kv_rank}; allowed: latent None. For attention "
+            "alone use attention_flops() with the widths of its keys and values, for the cache "
+            "cache_size()"
+        )

@@ -2,7 +2,8 @@
 
 Knows: bits per element, groups, scales and zero points. Does not know: tensors, layers, tokens.
 
-One group is a run of elements of one head's vector of one token. A vector takes whole bytes.
+One group is a run of elements of one head's vector, of one token or of several consecutive
+tokens. A vector takes whole bytes.
 """
 
 import re
@@ -14,6 +15,9 @@ from kvbook.accounting.units import check_count
 @dataclass(frozen=True)
 class Format:
     """``bits`` per element; with a ``group``, one scale (and zero point) per so many elements.
+
+    ``group_tokens`` consecutive tokens share the scales of each group: 1 is a scale per token, and
+    a group of 1 element over 32 tokens is a scale per channel.
 
     Example: 4 bits in groups of 32 with a 16-bit scale and a 16-bit zero point take 5 bits per
     element in all, so "4-bit" is 3.2 times below 16 bits, not 4.
@@ -28,17 +32,24 @@ class Format:
     group: int | None = None
     scale_bits: int = 0
     zero_bits: int = 0
+    group_tokens: int = 1
 
     def __post_init__(self) -> None:
         check_count("bits", self.bits, 1, 64)
         check_count("scale_bits", self.scale_bits, 0, 64)
         check_count("zero_bits", self.zero_bits, 0, 64)
+        check_count("group_tokens", self.group_tokens)
         if self.group is not None:
             check_count("group", self.group)
         if (self.group is None) != (self.scale_bits + self.zero_bits == 0):
             raise ValueError(
                 f"scales belong to groups, got group {self.group} with {self.scale_bits}-bit "
                 f"scales and {self.zero_bits}-bit zero points; give both or neither"
+            )
+        if self.group is None and self.group_tokens > 1:
+            raise ValueError(
+                f"{self.group_tokens} tokens cannot share scales that do not exist; give a group "
+                "and scale_bits too"
             )
 
     def with_group(self, group: int) -> "Format":
@@ -54,13 +65,13 @@ class Format:
         """Bytes of the elements of one vector."""
         return bytes_of(width * self.bits)
 
-    def scale_bytes(self, width: int) -> int:
-        """Bytes of the scales of one vector."""
-        return bytes_of(self._groups(width) * self.scale_bits)
+    def scale_bytes(self, width: int, tokens: int = 1) -> int:
+        """Bytes of the scales of ``tokens`` consecutive vectors: whole groups of tokens only."""
+        return self._token_groups(tokens) * bytes_of(self._groups(width) * self.scale_bits)
 
-    def zero_bytes(self, width: int) -> int:
-        """Bytes of the zero points of one vector."""
-        return bytes_of(self._groups(width) * self.zero_bits)
+    def zero_bytes(self, width: int, tokens: int = 1) -> int:
+        """Bytes of the zero points of ``tokens`` consecutive vectors, as ``scale_bytes``."""
+        return self._token_groups(tokens) * bytes_of(self._groups(width) * self.zero_bits)
 
     def vector_bytes(self, width: int) -> int:
         """Everything that one vector of ``width`` elements takes."""
@@ -72,9 +83,11 @@ class Format:
         if self.group is None:
             return words
         zero = f" and a {self.zero_bits}-bit zero point" if self.zero_bits else ""
+        elements = "element" if self.group == 1 else f"{self.group} elements"
+        tokens = "one token" if self.group_tokens == 1 else f"{self.group_tokens} tokens together"
         return (
-            f"{words}, and a {self.scale_bits}-bit scale{zero} for each {self.group} elements of "
-            "one head's vector of one token"
+            f"{words}, and a {self.scale_bits}-bit scale{zero} for each {elements} of one head's "
+            f"vector of {tokens}"
         )
 
     def _groups(self, width: int) -> int:
@@ -86,6 +99,15 @@ class Format:
                 f"use a divisor of {width}"
             )
         return width // self.group
+
+    def _token_groups(self, tokens: int) -> int:
+        if tokens % self.group_tokens:
+            raise ValueError(
+                f"{self.name} shares each scale among {self.group_tokens} tokens, so {tokens} "
+                f"cannot be counted alone; give a multiple of {self.group_tokens}, or count whole "
+                "slots with storage_bytes()"
+            )
+        return tokens // self.group_tokens
 
 
 def bytes_of(bits: int) -> int:

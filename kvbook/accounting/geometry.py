@@ -5,14 +5,14 @@ Knows: all layers of one model. Does not know: bytes, element formats, how many 
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kvbook.accounting.fields import POSITIONS, optional_count, read_config
 from kvbook.accounting.from_config import layers_of
-from kvbook.accounting.layers import Layer, full_layer, window_layer
+from kvbook.accounting.layers import Layer, full_layer, latent_layer, window_layer
 from kvbook.accounting.units import check_count
 from kvbook.config import ModelConfig
 
@@ -57,13 +57,12 @@ class CacheGeometry:
 
     @classmethod
     def from_model(cls, config: ModelConfig, name: str = "model") -> "CacheGeometry":
-        """The cache of a model that kvbook builds."""
-        heads, width = config.n_kv_heads, config.head_dim
-        if config.window is None:
-            layer = full_layer(heads, width, width)
-        else:
-            layer = window_layer(config.window, heads, width, width)
-        return cls(name, (layer,) * config.n_layers, config.max_positions)
+        """The cache of a model that kvbook builds.
+
+        A windowed layer keeps its window and, beside it, the ``sinks`` that stay visible.
+        """
+        held = [None if window is None else window + config.sinks for window in config.windows]
+        return cls(name, tuple(_layer(config, window) for window in held), config.max_positions)
 
     @cached_property
     def groups(self) -> tuple[tuple[Layer, int], ...]:
@@ -73,3 +72,16 @@ class CacheGeometry:
     def count(self, kind: str) -> int:
         """Layers of one kind: full, window, latent, recurrent or none."""
         return sum(layer.kind == kind for layer in self.layers)
+
+
+def _layer(config: ModelConfig, window: int | None) -> Layer:
+    """One layer of a kvbook model that keeps the last ``window`` tokens, or all of them."""
+    latent = config.latent
+    if latent is not None:
+        layer = latent_layer(latent.kv_rank, latent.rope_dim, config.n_heads, latent.nope_dim,
+                             latent.value_dim)
+        return replace(layer, window=window)
+    heads, width = config.n_kv_heads, config.head_dim
+    if window is None:
+        return full_layer(heads, width, width)
+    return window_layer(window, heads, width, width)

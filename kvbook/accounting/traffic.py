@@ -1,13 +1,14 @@
 """Bytes that a forward pass must move, part by part.
 
 Knows: each weight is read once per pass whatever the batch; each sequence's cache is its own.
-Does not know: activations, on-chip caches, how often a kernel really reads something; these are
-the least bytes, so a time computed from them is a lower bound.
+Does not know: latent heads, activations, on-chip caches, how often a kernel really reads
+something; these are the least bytes, so a time computed from them is a lower bound.
 """
 
 from dataclasses import dataclass
 from fractions import Fraction
 
+from kvbook.accounting.flops import check_heads, visible_limits
 from kvbook.accounting.formats import Format, parse_format
 from kvbook.accounting.units import check_count
 from kvbook.config import ModelConfig
@@ -51,10 +52,13 @@ def step_traffic(
     """The least bytes of one pass of ``batch`` rows of T new tokens after S past ones.
 
     The new keys and values are written and then read with the others, as each token sees
-    itself: a decode step at T = 1 and S = n reads n + 1 tokens of each sequence.
+    itself: a decode step at T = 1 and S = n reads n + 1 tokens of each sequence. A layer with a
+    window reads what its queries see.
 
-    Raises ``ValueError`` for a negative count, T or batch of 0, or an unknown dtype.
+    Raises ``ValueError`` for a negative count, T or batch of 0, or an unknown dtype, and
+    ``UnsupportedModelError`` for latent heads.
     """
+    check_heads(config)
     check_count("T", T)
     check_count("S", S, 0)
     check_count("batch", batch)
@@ -69,9 +73,9 @@ def step_traffic(
     norms = 2 * form.vector_bytes(C)
     norms += 2 * form.vector_bytes(config.head_dim) if config.qk_norm else 0
 
-    # Of the past, the first new query still sees the last W - 1 tokens.
-    seen = S if config.window is None else min(S, config.window - 1)
-    vectors = 2 * config.n_kv_heads * L * batch  # a key and a value
+    # Of the past, the first new query sees the most: all but one of what its layer allows.
+    seen = [S if most is None else min(S, most - 1) for most in visible_limits(config)]
+    vectors = 2 * config.n_kv_heads * batch  # a key and a value
     kv_bytes = parse_format(cache).vector_bytes(config.head_dim)
     return Traffic(
         projections=L * projections,
@@ -79,8 +83,8 @@ def step_traffic(
         norms=L * norms + form.vector_bytes(C),
         head=matrix_bytes(form, V, C),
         embedding=batch * T * form.vector_bytes(C),
-        cache_read=vectors * (seen + T) * kv_bytes,
-        cache_write=vectors * T * kv_bytes,
+        cache_read=vectors * (sum(seen) + L * T) * kv_bytes,
+        cache_write=vectors * L * T * kv_bytes,
     )
 
 

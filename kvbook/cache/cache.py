@@ -1,67 +1,92 @@
-"""The KV cache: lengths, and the two choices that it is made of.
+"""The KV cache: lengths over groups of layers.
 
-Knows: how many tokens each row holds, as Python integers; when a placement and a store are
-asked. Does not know: where the placement puts a token, how the store encodes it, what attention
-does with what it reads.
+Knows: how many tokens each row holds, as Python integers; which layer belongs to which group.
+Does not know: where a placement puts a token, how a store encodes it, what attention does with
+what it reads.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from kvbook.cache.placement import Contiguous, Slots
-from kvbook.cache.step import Step, check_counts, last_positions, ragged_step, uniform_step
-from kvbook.cache.store import DenseStore
-from kvbook.cache.view import NOT_A_TOKEN, KVView
+from kvbook.cache.group import CacheGroup
+from kvbook.cache.step import check_counts, new_positions
+from kvbook.cache.view import KVView
 from kvbook.errors import CacheFullError
 
 
 class KVCache:
-    """Keys and values of up to ``placement.rows`` sequences.
+    """Keys and values of up to ``rows`` sequences.
 
-    One forward pass is one ``reserve`` and then one ``update`` per layer. ``window`` is the
-    number of keys visible to a query, itself included; ``None`` means all of the past.
+    One forward pass is one ``reserve`` and then one ``update`` per layer. ``pattern[l]`` is the
+    group of layer l; without one, all layers belong to the only group. The length is the
+    sequence's, whichever layer is asked.
     """
 
-    def __init__(
-        self, placement: Contiguous, store: DenseStore, window: int | None = None
-    ) -> None:
-        if (placement.rows, placement.capacity) != (store.rows, store.slots):
+    def __init__(self, *groups: CacheGroup, pattern: Sequence[int] | None = None) -> None:
+        if not groups:
+            raise ValueError("a cache needs at least one group; give CacheGroup(placement, store)")
+        if pattern is None and len(groups) > 1:
+            raise ValueError(f"{len(groups)} groups need a pattern: the group of each layer")
+        pattern = [0] * groups[0].layout.layers if pattern is None else list(pattern)
+        layers = [pattern.count(g) for g in range(len(groups))]
+        held = [group.layout.layers for group in groups]
+        if layers != held or sum(layers) != len(pattern):
             raise ValueError(
-                f"the placement has {placement.rows} rows of {placement.capacity} slots, the store "
-                f"{store.rows} rows of {store.slots}; make both for the same numbers"
+                f"the pattern {pattern} gives the groups {layers} layers, but they hold {held}; "
+                "make each group for as many layers as the pattern names it"
             )
-        self.placement, self.store, self.window = placement, store, window
-        self._line = torch.arange(placement.capacity, device=store.device)
-        self._lengths = [0] * placement.rows
-        self._step: Step | None = None
-        self._slots: Slots | None = None
+        if len({group.rows for group in groups}) > 1:
+            raise ValueError(
+                f"groups of one cache have one number of rows, got {[g.rows for g in groups]}"
+            )
+        self.groups, self.rows = groups, groups[0].rows
+        self._layers = [(groups[g], pattern[:i].count(g)) for i, g in enumerate(pattern)]
+        self._lengths = [0] * self.rows
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens held by each active row. The length is the sequence's, whatever the layer."""
+        """Tokens of each active row."""
         return tuple(self._lengths)
 
     @property
-    def capacity(self) -> int:
-        """Tokens that one row can hold."""
-        return self.placement.capacity
+    def capacity(self) -> int | None:
+        """Tokens that one row can hold; ``None`` if no group sets a limit per row."""
+        limits = [group.capacity for group in self.groups if group.capacity is not None]
+        return min(limits) if limits else None
+
+    @property
+    def layer_kinds(self) -> list[tuple[Any, ...]]:
+        """What each layer stores and sees: KV heads, Dk, Dv, dtype, window, sinks."""
+        return [(*group.layout[1:], group.window, group.sinks) for group, _ in self._layers]
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of storage, used or not."""
-        return self.store.allocated_bytes
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The storage itself."""
+        return [tensor for group in self.groups for tensor in group.tensors]
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the slots that hold a token of an active row."""
-        return sum(self._lengths) * self.store.bytes_per_slot
+        return sum(group.used_bytes(self._lengths) for group in self.groups)
 
-    def reserve(self, counts: Sequence[int], T: int) -> Step:
+    def check_room(self, counts: Sequence[int]) -> None:
+        """Raise ``CacheFullError`` if row b cannot hold ``counts[b]`` more tokens."""
+        ends = [n + count for n, count in zip(self._lengths, counts, strict=True)]
+        for group in self.groups:
+            group.check_room(self._lengths, ends)
+
+    def reserve(self, counts: Sequence[int], T: int) -> Tensor:
         """Make room for one forward pass: row b adds its last ``counts[b]`` of T tokens.
 
-        Positions, slots, mask and lengths are settled here, once, before the first layer.
+        Positions, slots, masks and lengths are settled here, once, before the first layer.
+        Returns the positions of the new tokens, (1 or B, T) int64, NOT_A_TOKEN for padding.
         Raises ``CacheFullError`` if a row has no room and ``ValueError`` if the batch is not the
         cache's; nothing has changed then.
         """
@@ -72,46 +97,37 @@ class KVCache:
                 "make a cache for this batch, or choose rows with select()"
             )
         counts = check_counts(counts, len(starts), T)
-        ends = [start + count for start, count in zip(starts, counts, strict=True)]
-        self.placement.check_room(ends)
-        start = starts[0]
-        if all(s == start for s in starts) and all(count == T for count in counts):
-            self._slots = self.placement.uniform(len(starts), start, T)
-            self._step = uniform_step(start, T, self._line, self.window)
-        else:
-            self._slots = self.placement.ragged(starts, counts, T, self.store.device)
-            for row, first, stop in self._slots.stale:
-                self.store.fill(row, first, stop, 0.0)
-            queries = last_positions(ends, counts, T, self.store.device)
-            self._step = ragged_step(queries, self._positions(ends), self.window)
-        self._lengths = ends
-        return self._step
+        self.check_room(counts)
+        queries = new_positions(starts, counts, T, self.groups[0].device)
+        for group in self.groups:
+            group.prepare(starts, counts, T, queries)
+        self._lengths = [start + count for start, count in zip(starts, counts, strict=True)]
+        return queries
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> KVView:
         """Store one layer's new keys and values, (B, Hkv, T, D) each, and return what it reads.
 
         The new tokens are in the view: a token sees itself.
         """
-        if self._step is None or self._slots is None:
-            raise ValueError("update() without reserve(): call reserve() once per forward pass")
-        slots, step = self._slots, self._step
-        self.store.write(layer, slots.target, keys[slots.source], values[slots.source])
-        read_keys, read_values = self.store.read(layer, slots.read)
-        return KVView(read_keys, read_values, step.keys, step.mask, step.is_causal)
+        group, inner = self._layers[layer]
+        return group.update(inner, keys, values)
 
     def entries(self, layer: int, row: int = 0) -> tuple[Tensor, Tensor]:
-        """Keys and values that one row holds in one layer, (Hkv, n, D) each, in position order."""
+        """Keys and values that one row holds in one layer, (Hkv, n, D) each, in position order.
+
+        Where a window has let tokens go, n is smaller than the length.
+        """
         if row not in range(len(self._lengths)):
             raise ValueError(f"row must be from 0 to {len(self._lengths) - 1}, got {row!r}")
-        where = (slice(row, row + 1), slice(None), slice(0, self._lengths[row]))
-        keys, values = self.store.read(layer, where)
-        return keys[0], values[0]
+        group, inner = self._layers[layer]
+        return group.entries(inner, row, self._lengths[row])
 
     def truncate(self, lengths: int | Sequence[int]) -> None:
         """Forget every token from position ``lengths[b]`` on (one integer: the same for all rows).
 
         The storage stays where it is. Raises ``ValueError`` for a length that is negative or
-        above the present one; nothing has changed then.
+        above the present one, or that needs tokens which a window has let go; nothing has
+        changed then.
         """
         new = [lengths] * len(self._lengths) if isinstance(lengths, int) else lengths
         fits = (
@@ -127,11 +143,17 @@ class KVCache:
                 f"truncate() takes one length per row, from 0 to the present one, got {new}; "
                 f"present lengths are {self._lengths}"
             )
-        self._set_lengths(list(new))
+        for group in self.groups:
+            group.check_truncate(new)
+        for group in self.groups:
+            group.truncate(new)
+        self._lengths = list(new)
 
     def reset(self) -> None:
         """Empty every row and make all rows active."""
-        self._set_lengths([0] * self.placement.rows)
+        for group in self.groups:
+            group.truncate([0] * self.rows)
+        self._lengths = [0] * self.rows
 
     def select(self, rows: Sequence[int]) -> None:
         """Make row i a copy of what row ``rows[i]`` held: reorder, drop or fork sequences.
@@ -145,28 +167,37 @@ class KVCache:
         )
         if not known or not rows:
             raise ValueError(f"select() takes active rows from 0 to {active - 1}, got {rows}")
-        if len(rows) > self.placement.rows:
+        if len(rows) > self.rows:
             raise CacheFullError(
-                f"select() was given {len(rows)} rows, but the cache has {self.placement.rows}; "
+                f"select() was given {len(rows)} rows, but the cache has {self.rows}; "
                 "make a cache with a larger batch"
             )
         lengths = [self._lengths[r] for r in rows]
-        self.store.copy_rows(list(rows), max(lengths))
-        self.placement.mark_dirty(len(rows), max(lengths))
-        self._set_lengths(lengths)
+        for group in self.groups:
+            group.check_select(rows, lengths)
+        for group in self.groups:
+            group.select(rows, lengths)
+        self._lengths = lengths
+
+    def adopt(self, row: int, table: list[int], length: int) -> None:
+        """Start an empty row on ``length`` tokens that the blocks of ``table`` hold already.
+
+        Only for paged groups. The row reads and writes by this very list; its owner appends
+        blocks before tokens come, and takes it back after ``truncate`` to 0. Raises
+        ``ValueError`` if the row is not empty or the table is too short; nothing has changed then.
+        """
+        if row not in range(len(self._lengths)) or self._lengths[row]:
+            raise ValueError(
+                f"adopt() needs an active row without tokens, got row {row!r}; present lengths "
+                f"are {self._lengths}"
+            )
+        for group in self.groups:
+            group.check_adopt(table, length)
+        for group in self.groups:
+            group.adopt(row, table, length)
+        self._lengths[row] = length
 
     def fill_unused(self, value: float) -> None:
         """Write ``value`` into every slot without a token: for tests of what must not matter."""
-        lengths = self._lengths + [0] * (self.placement.rows - len(self._lengths))
-        for row, length in enumerate(lengths):
-            self.store.fill(row, length, self.capacity, value)
-        self.placement.mark_dirty(self.placement.rows, self.capacity)
-
-    def _set_lengths(self, lengths: list[int]) -> None:
-        self._lengths, self._step, self._slots = lengths, None, None
-
-    def _positions(self, ends: Sequence[int]) -> Tensor:
-        """Positions of the slots that are read, (B, S), NOT_A_TOKEN beyond a row's end."""
-        line = self._line[None, : max(ends)]
-        beyond = line >= torch.tensor(ends, device=line.device)[:, None]
-        return line.masked_fill(beyond, NOT_A_TOKEN)
+        for group in self.groups:
+            group.fill_unused(self._lengths, value)

@@ -8,27 +8,37 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvbook.cache.step import Step, last_positions, ragged_step, uniform_step
+from kvbook.cache.step import common_start, look, new_positions
 from kvbook.cache.view import KVView
 
 
 class Recompute:
-    """What a model without a cache reads: its own new keys, from position 0."""
+    """What a model without a cache reads: its own new keys, from position 0.
 
-    def __init__(self, rows: int, device: torch.device, window: int | None = None) -> None:
+    ``windows`` has one entry per layer, as in a cache's groups.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        device: torch.device,
+        windows: Sequence[int | None] = (None,),
+        sinks: int = 0,
+    ) -> None:
         self.lengths = (0,) * rows
-        self.device, self.window = device, window
+        self.device, self.windows, self.sinks = device, windows, sinks
 
-    def reserve(self, counts: Sequence[int], T: int) -> Step:
+    def reserve(self, counts: Sequence[int], T: int) -> Tensor:
         """As ``KVCache.reserve``, for rows that are always empty."""
-        if all(count == T for count in counts):
-            line = torch.arange(T, device=self.device)
-            self._step = uniform_step(0, T, line, self.window)
-        else:
-            positions = last_positions(counts, counts, T, self.device)
-            self._step = ragged_step(positions, positions, self.window)
-        return self._step
+        queries = new_positions(self.lengths, counts, T, self.device)
+        start = common_start(self.lengths, counts, T)
+        self._steps = {
+            window: look(queries, queries, start, window, self.sinks)
+            for window in set(self.windows)
+        }
+        return queries
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> KVView:
         """The new keys and values themselves, (B, Hkv, T, D), padding included but masked."""
-        return KVView(keys, values, self._step.keys, self._step.mask, self._step.is_causal)
+        step = self._steps[self.windows[layer]]
+        return KVView(keys, values, step.keys, step.mask, step.is_causal)

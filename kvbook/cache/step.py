@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbook.cache.view import NOT_A_TOKEN, visible
+from kvbook.cache.view import NOT_A_TOKEN, visible, visible_count
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is fixed once per forward pass, before the first layer."""
+    """What the queries of one forward pass may see of the keys that are read."""
 
-    queries: Tensor  # (1 or B, T) int64, positions of the new tokens
     keys: Tensor  # (1 or B, S) int64, positions of everything that is read
     mask: Tensor | None  # see KVView
     is_causal: bool
@@ -37,36 +36,45 @@ def check_counts(counts: Sequence[int] | None, rows: int, T: int) -> list[int]:
     return counts
 
 
-def last_positions(
-    ends: Sequence[int], counts: Sequence[int], T: int, device: torch.device | str
-) -> Tensor:
-    """Positions of left-padded new tokens, (B, T): row b ends at ``ends[b] - 1``.
+def common_start(starts: Sequence[int], counts: Sequence[int], T: int) -> int | None:
+    """The length that all rows share, if all of them add T tokens; ``None`` for a ragged step."""
+    uniform = all(s == starts[0] for s in starts) and all(count == T for count in counts)
+    return starts[0] if uniform else None
 
-    >>> last_positions([3, 5], [3, 5], 5, "cpu").tolist()
+
+def new_positions(
+    starts: Sequence[int], counts: Sequence[int], T: int, device: torch.device | str
+) -> Tensor:
+    """Positions of left-padded new tokens, (B, T); (1, T) where all rows are the same.
+
+    >>> new_positions([0, 0], [3, 5], 5, "cpu").tolist()
     [[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4]]
+    >>> new_positions([7, 7], [2, 2], 2, "cpu").tolist()
+    [[7, 8]]
     """
-    end, count = (torch.tensor(x, device=device)[:, None] for x in (ends, counts))
+    start = common_start(starts, counts, T)
+    if start is not None:
+        return torch.arange(start, start + T, device=device)[None]
+    first, count = (torch.tensor(x, device=device)[:, None] for x in (starts, counts))
     from_the_right = torch.arange(-T, 0, device=device)[None, :]  # -T … -1
-    positions = end + from_the_right
+    positions = first + count + from_the_right
     return positions.masked_fill(from_the_right < -count, NOT_A_TOKEN)
 
 
-def uniform_step(start: int, T: int, line: Tensor, window: int | None) -> Step:
-    """The step of a batch whose rows all hold ``start`` tokens and all add T.
+def look(
+    queries: Tensor, keys: Tensor, start: int | None, window: int | None, sinks: int = 0
+) -> Step:
+    """What queries (1 or B, T) see of keys (1 or B, S).
 
-    ``line`` is 0, 1, 2, … on the right device, at least ``start + T`` long. The kind of mask
-    follows from Python integers: no tensor is inspected.
+    The keys must hold every visible position once. ``start`` is the common length before this
+    step, ``None`` for a ragged one. From Python integers alone follows whether a mask is needed;
+    no tensor is inspected.
     """
-    S = start + T
-    queries, keys = line[None, start:S], line[None, :S]
-    all_in_window = window is None or window >= S
-    if T == 1 and all_in_window:
-        return Step(queries, keys, None, False)
-    if start == 0 and all_in_window:
-        return Step(queries, keys, None, True)
-    return Step(queries, keys, visible(queries, keys, window)[:, None], False)
-
-
-def ragged_step(queries: Tensor, keys: Tensor, window: int | None) -> Step:
-    """The step of a batch with padding or with rows of different lengths."""
-    return Step(queries, keys, visible(queries, keys, window)[:, None], False)
+    T, S = queries.shape[1], keys.shape[1]
+    if start is not None and T == 1:
+        seen = visible_count(start + 1, window, sinks)
+        if seen == S:  # as many keys as are visible: they all are
+            return Step(keys, None, False)
+    if start == 0 and S == T and (window is None or window >= T):
+        return Step(keys, None, True)  # queries and keys are the same tokens
+    return Step(keys, visible(queries, keys, window, sinks)[:, None], False)

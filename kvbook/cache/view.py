@@ -3,6 +3,7 @@
 Knows: positions. Does not know: where keys are kept, how they are stored, what a layer computes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -25,20 +26,50 @@ class KVView:
     mask: Tensor | None = None  # bool (1 or B, 1, T, S), True where visible
     is_causal: bool = False
 
+    def tiles(self, size: int) -> "Iterator[KVView]":
+        """The view in pieces of ``size`` keys, each with its own part of the mask."""
+        mask = explicit_mask(self.positions, self.mask, self.is_causal)
+        for start in range(0, self.keys.shape[2], size):
+            part = slice(start, start + size)
+            yield KVView(
+                self.keys[:, :, part],
+                self.values[:, :, part],
+                self.positions[:, part],
+                None if mask is None else mask[..., part],
+            )
 
-def visible(queries: Tensor, keys: Tensor, window: int | None = None) -> Tensor:
+
+def visible(queries: Tensor, keys: Tensor, window: int | None = None, sinks: int = 0) -> Tensor:
     """Which keys each query may see, from positions alone: bool (B, T, S).
 
     ``queries`` (B, T) and ``keys`` (B, S) are int64 positions. A key is visible if it is a
     token, if it is not in the query's future, and if it is among the last ``window`` positions
-    up to and including the query's own.
+    up to and including the query's own or among the first ``sinks`` of the text.
 
     >>> import torch
     >>> visible(torch.tensor([[3, 4]]), torch.arange(5)[None]).int().tolist()
     [[[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]]
+    >>> visible(torch.tensor([[4]]), torch.arange(5)[None], window=2, sinks=1).int().tolist()
+    [[[1, 0, 0, 1, 1]]]
     """
     query, key = queries[:, :, None], keys[:, None, :]
     seen = (key >= 0) & (key <= query)
     if window is not None:
-        seen &= key > query - window
+        seen &= (key > query - window) | (key < sinks)
     return seen
+
+
+def explicit_mask(positions: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor | None:
+    """A view's mask, written out where the view only says that it is causal."""
+    return visible(positions, positions)[:, None] if is_causal else mask
+
+
+def visible_count(end: int, window: int | None, sinks: int = 0) -> int:
+    """How many of the positions 0 … end-1 the last of them sees.
+
+    >>> [visible_count(end, window=4, sinks=1) for end in (1, 4, 5, 6, 100)]
+    [1, 4, 5, 5, 5]
+    """
+    if window is None:
+        return end
+    return min(end, window) + min(sinks, max(0, end - window))

@@ -158,13 +158,9 @@ def _check_room(
             f"got {len(counts)} prompts, but the cache has {len(cache.lengths)} active rows; "
             "make a cache for this batch, or choose rows with select()"
         )
+    cache.check_room([count + max_new_tokens - 1 for count in counts])
     for row, (length, count) in enumerate(zip(cache.lengths, counts, strict=True)):
         end = length + count + max_new_tokens - 1
-        if end > cache.capacity:
-            raise CacheFullError(
-                f"row {row} would reach {end} tokens, but the cache has {cache.capacity} slots "
-                "per row; make a cache with a larger capacity or ask for fewer tokens"
-            )
         if end > max_positions:
             raise CacheFullError(
                 f"row {row} would reach {end} tokens, but the model has {max_positions} positions; "

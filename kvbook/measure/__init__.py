@@ -6,7 +6,7 @@ from kvbook.measure.flops import CountedFlops, count_flops
 from kvbook.measure.generation import GenerationTiming, measure_generation
 from kvbook.measure.machine import last_level_cache, provenance
 from kvbook.measure.peaks import probe
-from kvbook.measure.record import Record, load_record, save_record
+from kvbook.measure.record import Record, load_record, load_records, save_record
 from kvbook.measure.steps import StepTiming, filled_cache, measure_step
 from kvbook.measure.timing import (
     Timing,
@@ -39,6 +39,7 @@ __all__ = [
     "format_seconds",
     "last_level_cache",
     "load_record",
+    "load_records",
     "measure",
     "measure_generation",
     "measure_step",

@@ -1,17 +1,24 @@
 """A machine's numbers as a file.
 
-Knows: JSON. Does not know: how the numbers were taken.
+Knows: JSON, what a complete record holds, where the records that ship with kvbook lie. Does not
+know: how the numbers were taken.
 """
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from kvbook.accounting.formats import parse_format
 from kvbook.accounting.hardware import Hardware
+from kvbook.accounting.units import check_count
 from kvbook.measure.steps import StepTiming
 
 FORMAT = 1  # of the file; a reader refuses any other
+SHIPPED = Path(__file__).parent / "records"
+FACTS = ("device", "device_type", "threads", "torch", "date")  # without these a rate says nothing
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,16 @@ class Record:
     hardware: Hardware
     model: str  # what the steps are of
     steps: tuple[StepTiming, ...]
+
+    @property
+    def title(self) -> str:
+        """The machine in one line: its name, what kind of device it is, the date."""
+        facts = self.hardware.provenance
+        kind = facts["device_type"]
+        if kind == "cpu":
+            threads = facts["threads"]
+            kind = f"CPU, {threads} thread" + ("s" if threads > 1 else "")
+        return f"{self.hardware.name} ({kind}), {facts['date']}"
 
 
 def save_record(
@@ -42,14 +59,45 @@ def load_record(path: str | Path) -> Record:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']!r}, not {FORMAT}")
-        steps = [{**step, "quartiles": tuple(step["quartiles"])} for step in content["steps"]]
-        return Record(
-            Hardware(**content["hardware"]),
-            content["model"],
-            tuple(StepTiming(**step) for step in steps),
-        )
+        hardware = Hardware(**content["hardware"])
+        if not isinstance(hardware.provenance, dict):
+            raise ValueError(f"provenance must be a table of facts, got {hardware.provenance!r}")
+        missing = [fact for fact in FACTS if fact not in hardware.provenance]
+        if missing:
+            raise ValueError(f"its provenance lacks {', '.join(missing)}")
+        return Record(hardware, content["model"], tuple(_step(step) for step in content["steps"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} is no record of a machine ({type(error).__name__}: {error}); write one with "
             "python -m kvbook.measure --out FILE.json"
         ) from error
+
+
+def load_records(folder: str | Path = SHIPPED) -> dict[str, Record]:
+    """All records of a folder, by file name without ``.json``, in alphabetical order.
+
+    Without a folder: those that ship with kvbook. A new file among them needs no other change.
+    Raises ``ValueError`` if there are none, or if one of them is no record.
+    """
+    paths = sorted(Path(folder).glob("*.json"))
+    if not paths:
+        raise ValueError(
+            f"{folder} holds no records; write one there with "
+            "python -m kvbook.measure --out FILE.json"
+        )
+    return {path.stem: load_record(path) for path in paths}
+
+
+def _step(fields: Mapping[str, Any]) -> StepTiming:
+    """One timed step, checked: a file can be edited, and JSON of Python admits NaN."""
+    step = StepTiming(**{**fields, "quartiles": tuple(fields["quartiles"])})
+    for name, low in (("T", 1), ("S", 0), ("batch", 1), ("flops", 1), ("moved_bytes", 1)):
+        check_count(name, getattr(step, name), low)
+    if parse_format(step.dtype).name != step.dtype:
+        raise ValueError(f"write {parse_format(step.dtype).name!r} for {step.dtype!r} as dtype")
+    if len(step.quartiles) != 2:
+        raise ValueError(f"quartiles must be two numbers, got {step.quartiles}")
+    for seconds in (step.seconds, *step.quartiles):
+        if not (seconds > 0 and math.isfinite(seconds)):
+            raise ValueError(f"seconds must be finite and above 0, got {seconds!r}")
+    return step

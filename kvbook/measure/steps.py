@@ -35,6 +35,15 @@ class StepTiming:
     quartiles: tuple[float, float]
 
     @property
+    def label(self) -> str:
+        """What was timed, in words: ``decode after 512, batch 8``."""
+        if self.T == 1 and self.S:
+            words = f"decode after {self.S:,}"
+        else:
+            words = f"prefill of {self.T:,}" + (f" after {self.S:,}" if self.S else "")
+        return words if self.batch == 1 else f"{words}, batch {self.batch}"
+
+    @property
     def intensity(self) -> float:
         """Operations per byte: where the point stands on the roofline's horizontal axis."""
         return self.flops / self.moved_bytes
@@ -95,17 +104,23 @@ def measure_step(
 
 
 def filled_cache(model: Transformer, batch: int, length: int, capacity: int) -> KVCache:
-    """A cache whose rows hold ``length`` random keys and values each. Nothing is computed."""
-    cache = model.new_cache(batch, capacity)
+    """A cache whose rows hold ``length`` random keys and values each. Nothing is computed.
+
+    Layers with a window keep no more than they see, beside room for the tokens still to come.
+    """
+    cache = model.new_cache(batch, capacity, rollback=max(1, capacity - length))
     if length == 0:
         return cache
     config = model.config
-    shape = (batch, config.n_kv_heads, length, config.head_dim)
+    widths = config.cached_key_dim, config.cached_value_dim
     generator = torch.Generator(model.device).manual_seed(0)
     cache.reserve([length] * batch, length)
     for layer in range(config.n_layers):
         keys, values = (
-            torch.randn(shape, device=model.device, generator=generator) for _ in range(2)
+            torch.randn(
+                batch, config.cached_heads, length, width, device=model.device, generator=generator
+            )
+            for width in widths
         )
         cache.update(layer, keys.to(model.dtype), values.to(model.dtype))
     return cache

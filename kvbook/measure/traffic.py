@@ -17,19 +17,20 @@ def model_groups(model: Transformer, cache: KVCache | None = None) -> dict[str, 
 
     A tied head is the embedding itself and stands under ``embedding``.
     """
-    blocks = list(model.blocks)
-    named = [(name, weight) for block in blocks for name, weight in block.named_parameters()]
     groups: dict[str, list[Tensor]] = {
-        "projections": [w for name, w in named if name.split(".")[1] in ("qkv", "output")],
-        "mlp": [w for name, w in named if name.startswith("mlp.")],
-        "norms": [w for name, w in named if name.split(".")[-2].endswith("norm")],
+        "projections": [], "mlp": [], "norms": [model.norm.weight],
         "embedding": [model.embedding.weight],
-    }
-    groups["norms"].append(model.norm.weight)
+    }  # fmt: skip
+    for block in model.blocks:
+        for name, weight in block.named_parameters():  # attention.qkv.weight
+            if name.split(".")[-2].endswith("norm"):
+                groups["norms"].append(weight)
+            else:
+                groups["mlp" if name.startswith("mlp.") else "projections"].append(weight)
     if not model.config.tied_embeddings:
         groups["head"] = [model.head_weight]
     if cache is not None:
-        groups["cache"] = [cache.store.keys, cache.store.values]
+        groups["cache"] = cache.tensors
     return groups
 
 

@@ -1,23 +1,58 @@
 """Deliberate changes to a model, to see what depends on what.
 
-Knows: where a model takes its attention and its positions from. Does not know: which change is
-right and which is wrong.
+Knows: where a model takes its attention, its positions and its windows from. Does not know: which
+change is right and which is wrong.
 """
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 
 from torch import Tensor
 
 from kvbook.model.attention import Attend
+from kvbook.model.latent import Evaluate, LatentAttention
 from kvbook.model.transformer import Attention, Transformer
 
 
 def attend_with(model: Transformer, attend: Attend) -> Transformer:
     """Let every layer attend with ``attend(queries, view, scale)``; returns the model."""
     for module in model.modules():
-        if isinstance(module, Attention):
+        if isinstance(module, Attention | LatentAttention):
             module.attend = attend
     return model
+
+
+def evaluate_with(model: Transformer, evaluate: Evaluate) -> Transformer:
+    """Let every latent layer compute as ``absorbed`` or ``materialized`` does; returns the model.
+
+    Raises ``ValueError`` for a model without latent layers.
+    """
+    layers = [module for module in model.modules() if isinstance(module, LatentAttention)]
+    if not layers:
+        raise ValueError(
+            "the model has no latent layers, so there is nothing to evaluate another way; build "
+            "it from a config with a latent"
+        )
+    for layer in layers:
+        layer.evaluate = evaluate
+    return model
+
+
+def with_window(
+    model: Transformer, window: int | tuple[int | None, ...] | None, sinks: int = 0
+) -> Transformer:
+    """The same layers and weights under another window, for all layers or for each of them.
+
+    ``model`` stays as it is; the two share their memory. Raises ``ValueError`` for a window or
+    sinks that ``ModelConfig`` refuses.
+
+    A model that was trained to see all of the past has not learned to do with less: what it loses
+    under a window is no measure of what a model trained with one loses.
+    """
+    other = copy(model)  # shallow: modules and weights are those of the model
+    other.config = replace(model.config, window=window, sinks=sinks)
+    return other
 
 
 def move_positions(model: Transformer, move: Callable[[Tensor], Tensor]) -> Transformer:

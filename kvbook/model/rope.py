@@ -1,6 +1,6 @@
 """Rotary positions: a key carries its position as a rotation.
 
-Knows: positions, frequencies, head width. Does not know: heads, caches, layers.
+Knows: positions, frequencies, the width that is rotated. Does not know: heads, caches, layers.
 
 Each pair (i, i + D/2) of a head is turned by the angle position × frequency[i]. A dot product of
 a rotated query and a rotated key then depends on the difference of their positions only, which
@@ -26,12 +26,40 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None)
     plain = theta**-exponent
     if scaling is None:
         return plain
-    if scaling.kind == "linear":
-        return plain / scaling.factor
-    # llama3: how many turns a pair makes over the original context decides how much it slows.
-    turns = scaling.original_positions * plain / (2 * math.pi)
-    keep = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
+    keep = KEEP[scaling.kind](plain, theta, scaling)
     return keep * plain + (1 - keep) * plain / scaling.factor
+
+
+def _keep_none(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
+    return torch.zeros_like(plain)
+
+
+def _keep_by_turns(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
+    """How many turns a pair makes over the original context decides how much it slows."""
+    turns = scaling.original_positions * plain / (2 * math.pi)
+    return ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
+
+
+def _keep_by_pair(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
+    """From the pair that makes ``high`` turns to the one that makes ``low``, in even steps.
+
+    The two ends are rounded outward to whole pairs; the outer bounds are those of the released
+    code, which clips to the elements of a head rather than to its pairs.
+    """
+    width = 2 * len(plain)
+
+    def pair(turns: float) -> float:
+        positions_per_turn = scaling.original_positions / turns
+        return width * math.log(positions_per_turn / (2 * math.pi)) / (2 * math.log(theta))
+
+    first = max(math.floor(pair(scaling.high)), 0)
+    last = min(math.ceil(pair(scaling.low)), width - 1)
+    steps = max(last - first, 0.001)  # all at once where the two ends meet
+    return 1 - ((torch.arange(len(plain), dtype=plain.dtype) - first) / steps).clamp(0, 1)
+
+
+# The kind of a scaling -> the share of its plain frequency that each pair keeps, 0 to 1.
+KEEP = {"linear": _keep_none, "llama3": _keep_by_turns, "yarn": _keep_by_pair}
 
 
 class Rope:
@@ -43,7 +71,8 @@ class Rope:
 
     def __init__(self, config: ModelConfig) -> None:
         self.positions = config.max_positions
-        self.frequencies = frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        self.frequencies = frequencies(config.rope_dim, config.rope_theta, config.rope_scaling)
+        self.amplitude = 1.0 if config.rope_scaling is None else config.rope_scaling.amplitude
         self._tables: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
     def at(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -60,7 +89,7 @@ class Rope:
         if key not in self._tables:
             line = torch.arange(self.positions, dtype=torch.float64)
             angles = torch.outer(line, self.frequencies)  # (positions, D/2)
-            cos, sin = angles.cos(), angles.sin()
+            cos, sin = angles.cos() * self.amplitude, angles.sin() * self.amplitude
             # The sign of the rotation is folded into the sine: (-sin, sin) for the two halves.
             self._tables[key] = (
                 torch.cat([cos, cos], -1).to(device, dtype),

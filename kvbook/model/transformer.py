@@ -7,17 +7,33 @@ Inside, activations are two-dimensional, (B·T, C): one row per token. Only atte
 know which rows belong to one sequence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbook.cache import Contiguous, DenseStore, KVCache, Layout, Recompute
+from kvbook.cache import (
+    BlockPool,
+    CacheGroup,
+    Contiguous,
+    DenseStore,
+    KVCache,
+    Layout,
+    Paged,
+    Placement,
+    Recompute,
+    Ring,
+    SlotMajorStore,
+    Store,
+    TailedGroup,
+    new_store,
+)
 from kvbook.cache.step import check_counts
 from kvbook.config import ModelConfig
 from kvbook.errors import CacheFullError
 from kvbook.model.attention import Attend, attend
+from kvbook.model.latent import LatentAttention
 from kvbook.model.rope import Rope, rotate
 
 Cache = KVCache | Recompute
@@ -37,7 +53,7 @@ class Attention(nn.Module):
             self.k_norm = nn.RMSNorm(D, eps=config.norm_eps)
         self.output = nn.Linear(H * D, C, bias=False)
         self.attend: Attend = attend
-        self.scale = D**-0.5
+        self.scale = config.scale
 
     def forward(self, residual: Tensor, x: Tensor, angles: tuple[Tensor, Tensor],
                 cache: Cache) -> Tensor:
@@ -74,7 +90,11 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
-        self.attention = Attention(config, layer)
+        self.attention = (
+            Attention(config, layer)
+            if config.latent is None
+            else LatentAttention(config, config.latent, layer)
+        )
         self.mlp_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.mlp = SwiGLU(config)
 
@@ -123,14 +143,76 @@ class Transformer(nn.Module):
     def layout(self) -> Layout:
         """What a cache of this model stores per token."""
         c = self.config
-        return Layout(c.n_layers, c.n_kv_heads, c.head_dim, c.head_dim, self.dtype)
+        return Layout(
+            c.n_layers, c.cached_heads, c.cached_key_dim, c.cached_value_dim, self.dtype
+        )
 
-    def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty contiguous cache for ``batch`` sequences of up to ``capacity`` tokens."""
-        layers, heads, key_dim, value_dim, dtype = self.layout
-        placement = Contiguous(batch, capacity)
-        store = DenseStore(layers, batch, heads, capacity, key_dim, value_dim, dtype, self.device)
-        return KVCache(placement, store, self.config.window)
+    def new_cache(
+        self,
+        batch: int,
+        capacity: int,
+        store: Callable[..., Store] = DenseStore,
+        tail: int = 0,
+        rollback: int | None = None,
+    ) -> KVCache:
+        """An empty cache for ``batch`` sequences of up to ``capacity`` tokens.
+
+        Layers with the same window make one group. ``store`` makes the store of a group, with
+        DenseStore's arguments; the last ``tail`` tokens stay as they are. With ``rollback``,
+        layers with a window keep no more than they see and so many tokens that may be taken
+        back (a ring); without it, every layer keeps the whole text.
+        """
+        placements: list[Placement] = []
+        for window, sinks in self._kinds:
+            if window is not None and rollback is not None:
+                placements.append(Ring(batch, window, rollback, sinks))
+            else:
+                placements.append(Contiguous(batch, capacity))
+        return self._cache(placements, store, tail)
+
+    def new_paged_cache(
+        self,
+        batch: int,
+        *pools: BlockPool,
+        store: Callable[..., Store] = SlotMajorStore,
+        tail: int = 0,
+    ) -> KVCache:
+        """An empty cache for ``batch`` sequences whose tokens lie in the blocks of a pool.
+
+        Layers with the same window make one group, and each group has a pool of its own, in the
+        order in which the layers first name their windows. Windowed layers keep the whole text.
+        ``store`` and ``tail`` are those of ``new_cache``. Raises ``ValueError`` if the pools are
+        not as many as the groups.
+        """
+        if len(pools) != len(self._kinds):
+            raise ValueError(
+                f"the model's layers have {len(self._kinds)} different windows and need a pool "
+                f"for each, got {len(pools)}; give BlockPool(blocks, block_size) so many times"
+            )
+        return self._cache([Paged(batch, pool) for pool in pools], store, tail)
+
+    @property
+    def _kinds(self) -> list[tuple[int | None, int]]:
+        """Window and sinks of each group of layers, in the order in which layers name them."""
+        sinks = self.config.sinks
+        windows = dict.fromkeys(self.config.windows)
+        return [(window, 0 if window is None else sinks) for window in windows]
+
+    def _cache(
+        self, placements: Sequence[Placement], make: Callable[..., Store], tail: int
+    ) -> KVCache:
+        """A cache with one group for each kind of layer, placed as ``placements`` says."""
+        windows = self.config.windows
+        groups = []
+        for (window, sinks), placement in zip(self._kinds, placements, strict=True):
+            layout = self.layout._replace(layers=windows.count(window))
+            store = new_store(make, layout, *placement.store_shape, self.device)
+            if tail == 0 and store.tile == 1:
+                groups.append(CacheGroup(placement, store, window, sinks))
+            else:
+                groups.append(TailedGroup(placement, store, tail, window, sinks))
+        kinds = [window for window, _ in self._kinds]
+        return KVCache(*groups, pattern=[kinds.index(window) for window in windows])
 
     def forward(
         self,
@@ -154,10 +236,11 @@ class Transformer(nn.Module):
         counts = check_counts(counts, B, T)
         if cache is not None:
             self._check_cache(cache)
-        memory = Recompute(B, tokens.device, self.config.window) if cache is None else cache
+        memory: Cache = cache if cache is not None else Recompute(
+            B, tokens.device, self.config.windows, self.config.sinks
+        )
         self._check_positions(memory.lengths, counts)
-        step = memory.reserve(counts, T)
-        angles = self.rope.at(step.queries, self.dtype)
+        angles = self.rope.at(memory.reserve(counts, T), self.dtype)
         x = self.embedding(tokens).view(B * T, -1)
         for block in self.blocks:
             x = block(x, angles, memory)
@@ -166,10 +249,24 @@ class Transformer(nn.Module):
         return F.linear(self.norm(x), self.head_weight).view(B, -1, self.config.vocab_size)
 
     def _check_cache(self, cache: KVCache) -> None:
-        given, needed = (*cache.store.layout, cache.window), (*self.layout, self.config.window)
-        if given != needed:
-            pairs = zip((*Layout._fields, "window"), given, needed, strict=True)
-            differ = [f"{name} {has} instead of {need}" for name, has, need in pairs if has != need]
+        """Raise ``ValueError`` unless each layer is cached as this model's layers are."""
+        windows = self.config.windows
+        given = cache.layer_kinds
+        needed = [
+            (*self.layout[1:], window, 0 if window is None else self.config.sinks)
+            for window in windows
+        ]
+        if len(given) != len(needed):
+            differ = [f"layers {len(given)} instead of {len(needed)}"]
+        else:
+            names = (*Layout._fields[1:], "window", "sinks")
+            differ = list(dict.fromkeys(
+                f"{name} {has} instead of {need}"
+                for has_all, need_all in zip(given, needed, strict=True)
+                for name, has, need in zip(names, has_all, need_all, strict=True)
+                if has != need
+            ))
+        if differ:
             raise ValueError(
                 f"the cache belongs to another model: {', '.join(differ)}; use model.new_cache()"
             )

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from kvbook.config import ModelConfig
+from kvbook.config import LatentConfig, ModelConfig
 from kvbook.errors import UnsupportedModelError, WeightFileError
 from kvbook.model.download import smollm2_gguf
 from kvbook.model.gguf_file import GGUFFile
@@ -32,11 +32,19 @@ HF_BLOCK = {
     "attention.qkv.bias": [f"self_attn.{x}_proj.bias" for x in "qkv"],
     "attention.q_norm.weight": ["self_attn.q_norm.weight"],
     "attention.k_norm.weight": ["self_attn.k_norm.weight"],
+    "attention.query_down.weight": ["self_attn.q_a_proj.weight"],
+    "attention.query_norm.weight": ["self_attn.q_a_layernorm.weight"],
+    "attention.query.weight": ["self_attn.q_b_proj.weight"],
+    "attention.latent_down.weight": ["self_attn.kv_a_proj_with_mqa.weight"],
+    "attention.latent_norm.weight": ["self_attn.kv_a_layernorm.weight"],
+    "attention.latent_up.weight": ["self_attn.kv_b_proj.weight"],
     "attention.output.weight": ["self_attn.o_proj.weight"],
     "mlp_norm.weight": ["post_attention_layernorm.weight"],
     "mlp.gate_up.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
     "mlp.down.weight": ["mlp.down_proj.weight"],
 }
+# With one query projection instead of two, its tensor has a plainer name.
+HF_BLOCK_PLAIN_QUERY = {**HF_BLOCK, "attention.query.weight": ["self_attn.q_proj.weight"]}
 HF_MODEL = {
     "embedding.weight": ["model.embed_tokens.weight"],
     "norm.weight": ["model.norm.weight"],
@@ -98,10 +106,40 @@ def load_folder(
     config = ModelConfig.from_hf(fields)
     if dtype is None:
         dtype = _config_dtype(fields)
-    plan = _plan(config, HF_MODEL, HF_BLOCK, "model.layers.{}.")
+    latent = config.latent
+    plain_query = latent is not None and latent.q_rank is None
+    block = HF_BLOCK_PLAIN_QUERY if plain_query else HF_BLOCK
+    plan = _plan(config, HF_MODEL, block, "model.layers.{}.")
     with SafetensorsFolder(folder) as source:
         _drop_redundant(source, config)
-        return _build(config, plan, source, source.read, dtype, device)
+        read: Callable[[str], Tensor] = source.read
+        if latent is not None and fields.get("rope_interleave", True):
+            read = _latent_reader(source, latent)
+        return _build(config, plan, source, read, dtype, device)
+
+
+def _latent_reader(source: WeightSource, latent: LatentConfig) -> Callable[[str], Tensor]:
+    """A reader that puts rows whose rotation pairs neighbors into kvbook's order, by halves.
+
+    Those rows are the last ``rope_dim`` of every query head, and the last of the down-projection.
+    """
+    whole = {
+        "q_proj.weight": latent.nope_dim + latent.rope_dim,
+        "q_b_proj.weight": latent.nope_dim + latent.rope_dim,
+        "kv_a_proj_with_mqa.weight": latent.kv_rank + latent.rope_dim,
+    }
+
+    def read(name: str) -> Tensor:
+        rows = source.read(name)
+        width = next((width for end, width in whole.items() if name.endswith(end)), None)
+        if width is None:
+            return rows
+        heads = rows.unflatten(0, (-1, width))
+        plain, rotated = heads.split([width - latent.rope_dim, latent.rope_dim], 1)
+        rotated = _halves(rotated.flatten(0, 1), latent.rope_dim).view(rotated.shape)
+        return torch.cat([plain, rotated], 1).flatten(0, 1)
+
+    return read
 
 
 class SafetensorsFolder:
@@ -249,20 +287,15 @@ def _plan(
     config: ModelConfig, model: dict[str, list[str]], block: dict[str, list[str]], prefix: str
 ) -> dict[str, list[Part]]:
     """For each parameter of the model, the parts of the file that make it up, in order."""
-    C, F, D = config.d_model, config.d_mlp, config.head_dim
-    q, kv = config.n_heads * D, config.n_kv_heads * D
+    C, F = config.d_model, config.d_mlp
     shapes: dict[str, list[tuple[int, ...]]] = {
         "attention_norm.weight": [(C,)],
-        "attention.qkv.weight": [(q, C), (kv, C), (kv, C)],
-        "attention.output.weight": [(C, q)],
         "mlp_norm.weight": [(C,)],
         "mlp.gate_up.weight": [(F, C), (F, C)],
         "mlp.down.weight": [(C, F)],
+        **(_attention_shapes(config) if config.latent is None
+           else _latent_shapes(config, config.latent)),
     }
-    if config.qkv_bias:
-        shapes["attention.qkv.bias"] = [(q,), (kv,), (kv,)]
-    if config.qk_norm:
-        shapes["attention.q_norm.weight"] = shapes["attention.k_norm.weight"] = [(D,)]
     plan = {
         f"blocks.{layer}.{name}": [
             (prefix.format(layer) + part, shape)
@@ -277,6 +310,37 @@ def _plan(
     if not config.tied_embeddings:
         plan["head.weight"] = [(model["head.weight"][0], table)]
     return plan
+
+
+def _attention_shapes(config: ModelConfig) -> dict[str, list[tuple[int, ...]]]:
+    C, D = config.d_model, config.head_dim
+    q, kv = config.n_heads * D, config.n_kv_heads * D
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "attention.qkv.weight": [(q, C), (kv, C), (kv, C)],
+        "attention.output.weight": [(C, q)],
+    }
+    if config.qkv_bias:
+        shapes["attention.qkv.bias"] = [(q,), (kv,), (kv,)]
+    if config.qk_norm:
+        shapes["attention.q_norm.weight"] = shapes["attention.k_norm.weight"] = [(D,)]
+    return shapes
+
+
+def _latent_shapes(
+    config: ModelConfig, latent: LatentConfig
+) -> dict[str, list[tuple[int, ...]]]:
+    C, H, R = config.d_model, config.n_heads, latent.kv_rank
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "attention.query.weight": [(H * config.head_dim, latent.q_rank or C)],
+        "attention.latent_down.weight": [(R + latent.rope_dim, C)],
+        "attention.latent_norm.weight": [(R,)],
+        "attention.latent_up.weight": [(H * (latent.nope_dim + latent.value_dim), R)],
+        "attention.output.weight": [(C, H * latent.value_dim)],
+    }
+    if latent.q_rank is not None:
+        shapes["attention.query_down.weight"] = [(latent.q_rank, C)]
+        shapes["attention.query_norm.weight"] = [(latent.q_rank,)]
+    return shapes
 
 
 def _build(

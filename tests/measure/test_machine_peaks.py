@@ -170,8 +170,9 @@ def test_a_step_beyond_the_models_positions_is_refused() -> None:
 # ---- The file
 
 HARDWARE = Hardware(
-    "made up", {"float32": 1e12}, 1e11, 2**35, "a test", {"threads": 2, "date": "2025-01-31"}
-)
+    "made up", {"float32": 1e12}, 1e11, 2**35, "a test",
+    {"device": "made up", "device_type": "cpu", "threads": 2, "torch": "2", "date": "2025-01-31"},
+)  # fmt: skip
 STEP = StepTiming(1, 10, 2, "float32", 197_120, 200_064, 0.5, (0.25, 0.75))
 
 

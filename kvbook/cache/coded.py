@@ -1,0 +1,211 @@
+"""Slot to bytes, in fewer bytes: a store that keeps codes and scales.
+
+Knows: layers, rows, slots, which slots share a scale. Does not know: how a codec turns vectors
+into codes, positions, lengths, masks.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kvbook.cache.codec import Codec, Encoded
+from kvbook.cache.store import Index, Layout
+
+
+class CodedStore:
+    """Keys and values as codes. ``layout.dtype`` is the type of what is written and read.
+
+    Where a codec's tile spans several tokens, a write, ``fill`` or ``copy_slots`` covers whole
+    tiles: as many consecutive slots, from a multiple of their number. Reads take any slots.
+    Raises ``ValueError`` if tiles do not divide the widths or the slots.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        rows: int,
+        heads: int,
+        slots: int,
+        key_dim: int,
+        value_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        *,
+        keys: Codec,
+        values: Codec,
+    ) -> None:
+        few, many = sorted((keys.tile[0], values.tile[0]))
+        if many % few:
+            raise ValueError(
+                f"tiles of {keys.tile[0]} tokens for keys and {values.tile[0]} for values do not "
+                "nest; let one be a multiple of the other"
+            )
+        self.layout = Layout(layers, heads, key_dim, value_dim, dtype)
+        self.rows, self.slots, self.tile = rows, slots, many
+        shape = (layers, rows, slots, heads)
+        self.keys = CodedTensor(keys, shape, key_dim, dtype, device)
+        self.values = CodedTensor(values, shape, value_dim, dtype, device)
+        self._parts = (self.keys, self.values)
+
+    @property
+    def device(self) -> torch.device:
+        return self.keys.held.codes.device
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The storage itself: codes, scales and offsets of keys, then of values."""
+        return [*self.keys.held, *self.values.held]
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of codes, scales and offsets, used or not."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def write(self, layer: int, where: Index, keys: Tensor, values: Tensor) -> None:
+        tiles = [part.tiles_at(where) for part in self._parts]
+        encoded = [part.encode(x) for part, x in zip(self._parts, (keys, values), strict=True)]
+        for part, at, new in zip(self._parts, tiles, encoded, strict=True):
+            part.codes[layer][where] = new.codes
+            part.scales[layer][at] = new.scales
+            part.offsets[layer][at] = new.offsets
+
+    def read(self, layer: int, where: Index) -> tuple[Tensor, Tensor]:
+        """Keys and values at ``where``, decoded: new tensors, whatever ``where`` is."""
+        return self.keys.read(layer, where), self.values.read(layer, where)
+
+    def round_trip(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """What reading would give, had these whole tiles been written."""
+        return self.keys.round_trip(keys), self.values.round_trip(values)
+
+    def fill(self, row: int, start: int, stop: int, value: float) -> None:
+        """Let slots start … stop-1 of one row, in every layer, read as ``value``.
+
+        Zero and not-a-number come back as they are, others as the codecs have it.
+        """
+        where = (row, slice(start, stop))
+        tiles = [part.tiles_at(where) for part in self._parts]
+        for part, at in zip(self._parts, tiles, strict=True):
+            codes, scales, offsets = part.constant(value)
+            part.held.codes[:, row, start:stop] = codes[:1]
+            part.held.scales[:, *at] = scales
+            part.held.offsets[:, *at] = offsets
+
+    def copy_rows(self, rows: list[int], slots: int) -> None:
+        """Row i takes the first ``slots`` slots that row ``rows[i]`` had before the call.
+
+        Where slots share scales, the rest of the last tile comes along.
+        """
+        source = torch.tensor(rows, device=self.device)
+        tiles = -(-slots // self.tile)
+        for part in self._parts:
+            for layer in (*part.codes, *part.scales, *part.offsets):
+                stop = tiles * self.tile * layer.shape[1] // self.slots
+                layer[: len(rows), :stop] = layer[source, :stop]
+
+    def copy_slots(self, row: int, source: list[int], target: list[int]) -> None:
+        """Inside one row, slot ``target[i]`` takes what slot ``source[i]`` holds."""
+        old, new = (torch.tensor(x, device=self.device, dtype=torch.long) for x in (source, target))
+        tiles = [(part.tiles_at((row, old)), part.tiles_at((row, new))) for part in self._parts]
+        for part, ((_, old_tiles), (_, new_tiles)) in zip(self._parts, tiles, strict=True):
+            codes, scales, offsets = part.held
+            codes[:, row, new] = codes[:, row, old]
+            scales[:, row, new_tiles] = scales[:, row, old_tiles]
+            offsets[:, row, new_tiles] = offsets[:, row, old_tiles]
+
+
+class CodedTensor:
+    """The keys or the values of a store: codes (L, rows, slots, heads, bytes of a vector).
+
+    ``shape`` is (layers, rows, slots, heads), ``width`` the elements of a vector.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        shape: tuple[int, int, int, int],
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        layers, rows, slots, heads = shape
+        self.codec, self.slots, self.tokens, self.dtype = codec, slots, codec.tile[0], dtype
+        if slots % self.tokens:
+            raise ValueError(
+                f"tiles of {self.tokens} tokens do not divide {slots} slots; use a multiple of "
+                f"{self.tokens} slots"
+            )
+        self.shape, self.device = (self.tokens, heads, width), device
+        # What encoding one tile gives says it all: shapes, types, and that the widths fit.
+        one = self.constant(0.0)
+        lines = (slots, slots // self.tokens, slots // self.tokens)
+        self.held = Encoded(
+            *(piece.new_zeros(layers, rows, n, *piece.shape[1:])
+              for piece, n in zip(one, lines, strict=True))
+        )  # fmt: skip
+        # One view per layer, made once: indexing a layer costs nothing in the decode loop.
+        self.codes, self.scales, self.offsets = (piece.unbind(0) for piece in self.held)
+
+    def constant(self, value: float) -> Encoded:
+        """One tile of the same number throughout."""
+        number = torch.tensor(value, dtype=torch.float64).to(self.dtype)
+        return self.encode(number.to(self.device).expand(self.shape))
+
+    def encode(self, x: Tensor) -> Encoded:
+        return self.codec.encode(x.to(self.dtype))
+
+    def round_trip(self, x: Tensor) -> Tensor:
+        return self.codec.round_trip(x.to(self.dtype))
+
+    def read(self, layer: int, where: Index) -> Tensor:
+        rows, slots = where
+        codes, scales, offsets = self.codes[layer], self.scales[layer], self.offsets[layer]
+        if not isinstance(slots, slice):
+            at = (rows, slots // self.tokens)
+            return self.codec.decode(Encoded(codes[where], scales[at], offsets[at]), self.dtype)
+        start, stop, _ = slots.indices(self.slots)
+        first, last = start // self.tokens, -(-stop // self.tokens)
+        begin, end = first * self.tokens, last * self.tokens
+        tiles = Encoded(codes[rows, begin:end], scales[rows, first:last], offsets[rows, first:last])
+        return self.codec.decode(tiles, self.dtype)[..., start - begin : stop - begin, :, :]
+
+    def tiles_at(self, where: Index) -> Index:
+        """(rows, tiles) of (rows, slots). Raises ``ValueError`` unless these are whole tiles."""
+        rows, slots = where
+        if self.tokens == 1:
+            return where
+        if isinstance(slots, slice):
+            start, stop, _ = slots.indices(self.slots)
+            if start % self.tokens or stop % self.tokens:
+                raise self._not_whole(f"slots {start} to {stop}")
+            return rows, slice(start // self.tokens, stop // self.tokens)
+        if slots.shape[-1] % self.tokens:
+            raise self._not_whole(f"{slots.shape[-1]} slots")
+        tiles = slots.unflatten(-1, (slots.shape[-1] // self.tokens, self.tokens))
+        whole = tiles == tiles[..., :1] // self.tokens * self.tokens + torch.arange(
+            self.tokens, device=slots.device
+        )
+        first = tiles[..., 0] // self.tokens
+        if isinstance(rows, Tensor):
+            by_tile = rows.expand_as(slots).unflatten(-1, tiles.shape[-2:])
+            whole = whole & (by_tile == by_tile[..., :1])
+            rows = by_tile[..., 0]
+        if not whole.all():
+            raise self._not_whole("slots that start elsewhere, have gaps or change row")
+        return rows, first
+
+    def _not_whole(self, given: str) -> ValueError:
+        return ValueError(
+            f"{self.tokens} slots share their scales, so only whole tiles of {self.tokens} "
+            f"consecutive slots from a multiple of {self.tokens} can change, got {given}; hold "
+            "tokens back until a tile is full"
+        )
+
+
+def quantized(keys: Codec, values: Codec | None = None) -> Callable[..., CodedStore]:
+    """A maker of stores, called as ``DenseStore`` is: ``quantized(INT8)(layers, rows, …)``.
+
+    Values take the codec of keys unless they have their own.
+    """
+    return partial(CodedStore, keys=keys, values=keys if values is None else values)

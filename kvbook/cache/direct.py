@@ -1,0 +1,64 @@
+"""Reading blocks where they are: a view that copies no more than one tile at a time.
+
+Knows: which slots a step reads. Does not know: attention, how scores are summed over tiles.
+
+On a GPU a paged kernel reads blocks in place, which is what makes paging free. In PyTorch a tile
+is gathered, so this shows the idea and its memory, not its speed: on a CPU it is slower than
+gathering everything at once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kvbook.cache.group import CacheGroup
+from kvbook.cache.store import Store
+from kvbook.cache.view import KVView, explicit_mask
+
+
+@dataclass(frozen=True)
+class DirectView:
+    """A KVView whose keys and values are still in the store. Reading ``keys`` gathers them all."""
+
+    store: Store
+    layer: int
+    slots: Tensor  # (B, S) int64
+    positions: Tensor  # (1 or B, S) int64
+    mask: Tensor | None
+    is_causal: bool
+
+    @property
+    def keys(self) -> Tensor:
+        return self._read(self.slots)[0]
+
+    @property
+    def values(self) -> Tensor:
+        return self._read(self.slots)[1]
+
+    def tiles(self, size: int) -> Iterator[KVView]:
+        """The view in pieces of ``size`` keys, gathered one after the other."""
+        mask = explicit_mask(self.positions, self.mask, self.is_causal)
+        for start in range(0, self.slots.shape[1], size):
+            part = slice(start, start + size)
+            keys, values = self._read(self.slots[:, part])
+            part_of_mask = None if mask is None else mask[..., part]
+            yield KVView(keys, values, self.positions[:, part], part_of_mask)
+
+    def _read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.store.read(self.layer, (0, slots))
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+
+class DirectGroup(CacheGroup):
+    """A group over ``Paged`` whose views gather nothing until they are asked."""
+
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> KVView:
+        if self._plan is None or self._step is None:
+            raise ValueError("update() without reserve(): call reserve() once per forward pass")
+        plan, step = self._plan, self._step
+        new = (x.transpose(1, 2)[plan.source] for x in (keys, values))
+        self.store.write(layer, plan.target, *new)
+        return DirectView(  # type: ignore[return-value]  # it reads like one
+            self.store, layer, plan.read[1], step.keys, step.mask, step.is_causal
+        )

@@ -1,0 +1,204 @@
+"""A full-precision tail before a coded store: the newest tokens exactly, the older ones in code.
+
+Knows: how many tokens of each row are settled, that is, handed on to the store. Does not know:
+the code, the placement.
+
+A tail is needed where a store encodes several tokens together (one scale per channel over a run
+of tokens), and useful where recent tokens deserve more precision. (KIVI: Liu et al. 2024, arXiv
+2402.02750.) Attention reads the settled tokens and then the tail; positions travel with the keys,
+so nothing else has to know.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvbook.cache.group import CacheGroup
+from kvbook.cache.placement import Placement
+from kvbook.cache.step import new_positions
+from kvbook.cache.store import DenseStore, Store
+from kvbook.cache.view import NOT_A_TOKEN, KVView, visible
+
+
+class TailedGroup(CacheGroup):
+    """A group whose last ``tail`` tokens per row, and an unfinished tile, are kept as they are.
+
+    After each step the oldest tokens beyond ``tail`` settle, in whole tiles of ``store.tile``.
+    A step attends to what the cache holds after it, so the split of a text into chunks decides
+    which queries still saw a token exactly: logits depend on it, within the code's error.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        store: Store,
+        tail: int,
+        window: int | None = None,
+        sinks: int = 0,
+    ) -> None:
+        if not isinstance(tail, int) or isinstance(tail, bool) or tail < 0:
+            raise ValueError(f"tail must be an integer from 0 on, got {tail!r}")
+        if tail + store.tile < 2:
+            raise ValueError("a tail of 0 tokens before a store of single tokens: use CacheGroup")
+        super().__init__(placement, store, window, sinks)
+        layers, heads, key_dim, value_dim, dtype = store.layout
+        self.tail, slots = tail, tail + store.tile - 1
+        self.recent = DenseStore(
+            layers, placement.rows, heads, slots, key_dim, value_dim, dtype, store.device
+        )
+        self.settled = [0] * placement.rows
+
+    def _check_tile(self, placement: Placement, store: Store) -> None:
+        placement.check_tile(store.tile)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return self.store.tensors + self.recent.tensors
+
+    def used_bytes(self, lengths: Sequence[int]) -> int:
+        settled = self.settled[: len(lengths)]
+        recent = (sum(lengths) - sum(settled)) * self.recent.bytes_per_slot
+        return super().used_bytes(settled) + recent
+
+    def check_room(self, starts: Sequence[int], ends: Sequence[int]) -> None:
+        self.placement.check_room(self.settled[: len(starts)], ends)
+
+    def prepare(
+        self, starts: Sequence[int], counts: Sequence[int], T: int, queries: Tensor
+    ) -> None:
+        settled = self.settled[: len(starts)]
+        waiting = [n - s for n, s in zip(starts, settled, strict=True)]
+        pending = [w + count for w, count in zip(waiting, counts, strict=True)]
+        tile = self.store.tile
+        settling = [max(0, p - self.tail) // tile * tile for p in pending]
+        width = max(settling)
+        plan = self._plan_step(
+            settled, settling, width, new_positions(settled, settling, width, queries.device)
+        )
+        self._index(waiting, settling, counts, T, queries.device)
+        first = [s + m for s, m in zip(settled, settling, strict=True)]
+        self.settled[: len(first)] = first
+        first_recent = torch.tensor(first, device=queries.device)[:, None]
+        at = torch.arange(self._kept.shape[1], device=queries.device)
+        recent = (first_recent + at).masked_fill(self._kept < 0, NOT_A_TOKEN)
+        rows = len(starts)
+        self._positions = torch.cat([plan.positions.expand(rows, -1), recent], 1)
+        self._mask = visible(
+            queries.expand(rows, -1), self._positions, self.window, self.sinks
+        )[:, None]
+        self._batch_shape = (rows, T)
+        self._begin(plan)
+
+    def _index(
+        self,
+        waiting: Sequence[int],
+        settling: Sequence[int],
+        counts: Sequence[int],
+        T: int,
+        device: torch.device,
+    ) -> None:
+        """Where the tokens that settle and those that stay stand in (old tail ++ new tokens)."""
+        slots = self.recent.slots
+        line = [
+            [*range(w), *range(slots + T - count, slots + T)]
+            for w, count in zip(waiting, counts, strict=True)
+        ]
+        moved = [row[:m] for row, m in zip(line, settling, strict=True)]
+        kept = [row[m:] for row, m in zip(line, settling, strict=True)]
+        width, longest = max(settling), max(map(len, kept))
+        # Padding: on the left of a write, as in any step; on the right of the tail.
+        self._moved = _padded([[-1] * (width - len(row)) + row for row in moved], device)
+        self._kept = _padded([row + [-1] * (longest - len(row)) for row in kept], device)
+
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> KVView:
+        plan, rows = self._reach(layer), slice(0, len(keys))
+        old = self.recent.read(layer, (rows, slice(None)))
+        line = [
+            torch.cat([before, new.transpose(1, 2)], 1)  # (B, tail slots + T, Hkv, D)
+            for before, new in zip(old, (keys, values), strict=True)
+        ]
+        settled = plan.move(self.store, layer, *(_take(x, self._moved) for x in line))
+        recent = [_take(x, self._kept) for x in line]
+        self.recent.write(layer, (rows, slice(0, self._kept.shape[1])), *recent)
+        read_keys, read_values = (
+            torch.cat(pair, 1).transpose(1, 2) for pair in zip(settled, recent, strict=True)
+        )
+        return KVView(read_keys, read_values, self._positions, self._mask)
+
+    def entries(self, layer: int, row: int, length: int) -> tuple[Tensor, Tensor]:
+        settled = super().entries(layer, row, self.settled[row])
+        where = (slice(row, row + 1), slice(0, length - self.settled[row]))
+        recent = (x[0].transpose(0, 1) for x in self.recent.read(layer, where))
+        keys, values = (torch.cat(pair, 1) for pair in zip(settled, recent, strict=True))
+        return keys, values
+
+    def check_truncate(self, lengths: Sequence[int]) -> None:
+        for row, length in enumerate(lengths):
+            if length < self.settled[row] and length % self.store.tile:
+                raise ValueError(
+                    f"row {row} cannot go back to {length} tokens: tokens up to "
+                    f"{self.settled[row]} are encoded in groups of {self.store.tile}; go back to "
+                    f"a multiple of {self.store.tile}, or make the tail longer than "
+                    f"{self.tail} tokens"
+                )
+        self.placement.check_truncate(self._settled_after(lengths))
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        self._finish_step()
+        self.settled[: len(lengths)] = self._settled_after(lengths)
+        super().truncate(self.settled[: len(lengths)])
+
+    def check_select(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        self.placement.check_select(rows, [self.settled[r] for r in rows])
+
+    def select(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        settled = [self.settled[r] for r in rows]
+        super().select(rows, settled)
+        self.recent.copy_rows(list(rows), self.recent.slots)
+        self.settled = settled + [0] * (self.rows - len(rows))
+
+    def check_adopt(self, table: list[int], length: int) -> None:
+        super().check_adopt(table, length)
+        if length % self.store.tile:
+            raise ValueError(
+                f"a row can start on whole tiles of {self.store.tile} tokens, got {length}"
+            )
+
+    def adopt(self, row: int, table: list[int], length: int) -> None:
+        super().adopt(row, table, length)
+        self.settled[row] = length
+
+    def fill_unused(self, lengths: Sequence[int], value: float) -> None:
+        lengths = [*lengths, *self.settled[len(lengths) :]]  # inactive rows hold nothing recent
+        super().fill_unused(self.settled, value)
+        for row, length in enumerate(lengths):
+            self.recent.fill(row, length - self.settled[row], self.recent.slots, value)
+
+    def _finish_step(self) -> None:
+        """After a forward pass that failed: settle in the layers that it did not reach, too.
+
+        The new tokens of these layers are zeros, which the caller is about to forget.
+        """
+        _, heads, key_dim, value_dim, dtype = self.layout
+        for layer in sorted(self._to_come):
+            B, T = self._batch_shape
+            keys, values = (
+                torch.zeros(B, heads, T, width, dtype=dtype, device=self.device)
+                for width in (key_dim, value_dim)
+            )
+            self.update(layer, keys, values)
+
+    def _settled_after(self, lengths: Sequence[int]) -> list[int]:
+        return [min(settled, n) for settled, n in zip(self.settled, lengths, strict=False)]
+
+
+def _padded(columns: list[list[int]], device: torch.device) -> Tensor:
+    return torch.tensor(columns, device=device, dtype=torch.long).view(len(columns), -1)
+
+
+def _take(line: Tensor, columns: Tensor) -> Tensor:
+    """Columns (B, N) of (B, …, Hkv, D); zero where a column is -1, whatever stands there."""
+    rows = torch.arange(len(line), device=line.device)[:, None]
+    taken = line[rows, columns.clamp(min=0)]
+    return taken.masked_fill((columns < 0)[:, :, None, None], 0)
