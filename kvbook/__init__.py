@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         parse_bytes,
         step_flops,
         step_traffic,
+        storage_bytes,
     )
     from kvbook.cache import (
         FLOAT4,
@@ -64,10 +65,12 @@ if TYPE_CHECKING:
         Sampler,
         generate_cached,
         generate_naive,
+        generate_with_prefix,
         greedy,
         left_pad,
         stream_cached,
         stream_naive,
+        stream_with_prefix,
     )
     from kvbook.measure import (
         compare,
@@ -78,7 +81,14 @@ if TYPE_CHECKING:
         probe,
     )
     from kvbook.model.attention import attend
-    from kvbook.model.experiment import attend_with, move_positions, verdict, with_window
+    from kvbook.model.experiment import (
+        attend_with,
+        evaluate_with,
+        move_positions,
+        verdict,
+        with_window,
+    )
+    from kvbook.model.latent import absorbed, materialized
     from kvbook.model.loss import token_losses
     from kvbook.model.probe import dependencies, visibility
     from kvbook.model.sample import sample_text
@@ -98,7 +108,7 @@ _HOME = {
     "kvbook.accounting": [
         "PRESETS", "CacheGeometry", "CacheSize", "Hardware", "cache_size", "causal_pairs",
         "format_bytes", "gallery_model", "load_gallery", "max_sequences", "max_tokens",
-        "parse_bytes", "step_flops", "step_traffic",
+        "parse_bytes", "step_flops", "step_traffic", "storage_bytes",
     ],
     "kvbook.cache": [
         "FLOAT4", "FLOAT8", "INT4", "INT8", "NOT_A_TOKEN", "BlockPool", "CacheGroup", "Codec",
@@ -112,14 +122,17 @@ _HOME = {
         "SequenceEndedError", "UnsupportedModelError", "WeightFileError",
     ],
     "kvbook.generate": [
-        "Sampler", "generate_cached", "generate_naive", "greedy", "left_pad", "stream_cached",
-        "stream_naive",
+        "Sampler", "generate_cached", "generate_naive", "generate_with_prefix", "greedy",
+        "left_pad", "stream_cached", "stream_naive", "stream_with_prefix",
     ],
     "kvbook.measure": [
         "compare", "count_bytes", "count_flops", "measure_generation", "measure_step", "probe",
     ],
     "kvbook.model.attention": ["attend"],
-    "kvbook.model.experiment": ["attend_with", "move_positions", "verdict", "with_window"],
+    "kvbook.model.experiment": [
+        "attend_with", "evaluate_with", "move_positions", "verdict", "with_window",
+    ],
+    "kvbook.model.latent": ["absorbed", "materialized"],
     "kvbook.model.loss": ["token_losses"],
     "kvbook.model.probe": ["dependencies", "visibility"],
     "kvbook.model.sample": ["sample_text"],

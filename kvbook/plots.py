@@ -95,7 +95,7 @@ def roofline(
     # Left of the slope nothing can stand but its name.
     ax.annotate(
         f"memory\n{_rate(machine.bandwidth, 'B/s')}", (top / 3, top / 3 * machine.bandwidth),
-        (-8, 0), textcoords="offset points", color=INK, ha="right", va="center",
+        (-8, 0), textcoords="offset points", color=INK, ha="right", va="bottom",
     )  # fmt: skip
 
 

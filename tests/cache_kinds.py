@@ -30,7 +30,7 @@ E4M3_NUMBERS = [
     for sign in (-1, 1)
     for size in (
         *[m / 8 * 2.0**-6 for m in range(8)],
-        *[(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8) if (e, m) != (15, 7)],
+        *[(8 + m) / 8 * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8)][:-1],
     )
 ]
 E2M1_NUMBERS = [sign * size for sign in (-1, 1) for size in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]
@@ -157,6 +157,7 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "3": {"window": 3},
     "8": {"window": 8},
     "1 and 2 sinks": {"window": 1, "sinks": 2},
+    "2 and 2 sinks": {"window": 2, "sinks": 2},
     "3 and 2 sinks": {"window": 3, "sinks": 2},
     "8 and 2 sinks": {"window": 8, "sinks": 2},
     "alternating, local first": {"n_layers": 3, "window": (3, None, 3)},

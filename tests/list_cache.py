@@ -68,14 +68,12 @@ class ListCache:
             for side, new in zip(self.held[row][layer], (keys, values), strict=True):
                 side += [new[row, :, column] for column in range(self.T - count, self.T)]
             self._settle(row, layer)
-        longest = max(1, *self.lengths)
+        rows, longest = range(len(self.counts)), max(1, *self.lengths)
         view_keys, view_values = (
-            torch.stack([self._padded(row, layer, side, longest) for row in range(len(self.counts))])
+            torch.stack([self._padded(row, layer, side, longest) for row in rows])
             for side in (0, 1)
         )
-        positions = [
-            [p if p < n else -1 for p in range(longest)] for n in self.lengths
-        ]
+        positions = [[p if p < n else -1 for p in range(longest)] for n in self.lengths]
         mask = [
             [[self._sees(layer, query, key) for key in have] for query in asking]
             for asking, have in zip(self.new, positions, strict=True)
@@ -109,11 +107,14 @@ class ListCache:
     def entries(self, layer: int, row: int) -> tuple[Tensor, Tensor]:
         """What the row must still have, (heads, n, width) each, in position order."""
         positions = sorted(self.alive[row][layer])
-        keys, values = self.held[row][layer]
-        return (
-            torch.stack([keys[p] for p in positions], 1),
-            torch.stack([values[p] for p in positions], 1),
+        heads, *widths = self.layer_kinds[0][:3]
+        keys, values = (
+            torch.stack([side[p] for p in positions], 1)
+            if positions
+            else torch.zeros(heads, 0, width, dtype=torch.float64)
+            for side, width in zip(self.held[row][layer], widths, strict=False)
         )
+        return keys, values
 
     def can_truncate(self, lengths: Sequence[int]) -> bool:
         return all(self._can_go_back(row, n) for row, n in enumerate(lengths))

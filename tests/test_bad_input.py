@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from toys import batch, snapshot, text, toy, unchanged
+from toys import LATENT, batch, snapshot, text, toy, unchanged
 
 from kvbook.cache import Contiguous, KVCache
 from kvbook.errors import (
@@ -232,6 +232,8 @@ OTHER_MODELS = {
     "one KV head": toy(n_kv_heads=1),
     "wider heads": toy(head_dim=10),
     "another window": toy(window=3),
+    "a window in one layer": toy(window=(3, None)),
+    "a latent": toy(**LATENT),
 }
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cache_kinds import PLACEMENTS, STORES, WINDOWS, fits
 from torch import Tensor
 from toys import batch, reference_logits, snapshot, text, toy, unchanged
 
@@ -67,17 +68,27 @@ def test_a_forward_adds_its_tokens_once() -> None:
         assert keys.shape[1] == values.shape[1] == 8
 
 
-def test_updating_a_layer_twice_adds_nothing() -> None:
+@pytest.mark.parametrize("placed", PLACEMENTS)
+@pytest.mark.parametrize("stored", STORES)
+def test_updating_a_layer_twice_is_refused(placed: str, stored: str) -> None:
     """ml-explore/mlx-swift-lm#457: the layer was updated twice in one forward pass."""
-    cache = constant_cache([1.0, 2.0], 8, 3)
-    cache.reserve([2, 2], 2)
-    new = torch.ones(2, 2, 2, 4, dtype=torch.float64)
-    once = cache.update(1, new, new[..., :1].expand(-1, -1, -1, 5))
-    first = (once.keys.clone(), once.values.clone())
-    twice = cache.update(1, new, new[..., :1].expand(-1, -1, -1, 5))
-    assert cache.lengths == (5, 5)
-    assert twice.keys.equal(first[0])
-    assert twice.values.equal(first[1])
+    model = toy(n_layers=3, **WINDOWS["2 and 2 sinks"])
+    if not fits(PLACEMENTS[placed], STORES[stored], model):
+        model = toy(n_layers=3, **WINDOWS["3 and 2 sinks"])
+    caches = [PLACEMENTS[placed].new(model, 2, 24, STORES[stored]) for _ in range(2)]
+    new = torch.randn(2, 2, 7, 6, dtype=torch.float64)
+    for cache in caches:
+        model(batch(2, 3), cache)
+        cache.reserve([7, 7], 7)
+        cache.update(0, new, new)
+        cache.update(1, new, new)
+    before = snapshot(caches[0])
+    with pytest.raises(ValueError, match=r"second time.*reserve\(\) once per forward pass"):
+        caches[0].update(1, new, new)
+    assert unchanged(caches[0], before)
+    for cache in caches:
+        cache.update(2, new, new)
+    assert model(batch(2, 1), caches[0]).equal(model(batch(2, 1), caches[1]))
 
 
 def test_ragged_rows_have_their_own_lengths() -> None:
@@ -136,8 +147,40 @@ def test_rollback_keeps_storage_address_and_capacity() -> None:
     assert cache.capacity == 16
     assert cache.allocated_bytes == size
     model(torch.tensor([[1]]), cache)
-    assert (cache.groups[0].store.keys.data_ptr(), cache.groups[0].store.values.data_ptr()) == addresses
-    assert (cache.groups[0].store.keys.shape, cache.groups[0].store.values.shape) == shapes
+    keys, values = cache.groups[0].store.keys, cache.groups[0].store.values
+    assert (keys.data_ptr(), values.data_ptr()) == addresses
+    assert (keys.shape, values.shape) == shapes
+
+
+@pytest.mark.parametrize("placed", PLACEMENTS)
+@pytest.mark.parametrize("stored", STORES)
+def test_every_storage_stays_where_it_is(placed: str, stored: str) -> None:
+    """huggingface/transformers#30312, for rollback, reset and reordering of every kind."""
+    model = toy(**WINDOWS["2 and 2 sinks"])
+    if not fits(PLACEMENTS[placed], STORES[stored], model):
+        model = toy(**WINDOWS["3 and 2 sinks"])
+    cache = PLACEMENTS[placed].new(model, 3, 24, STORES[stored])
+
+    def places() -> list[tuple[int, torch.Size]]:
+        return [(x.data_ptr(), x.shape) for x in cache.tensors]
+
+    before, size, capacity = places(), cache.allocated_bytes, cache.capacity
+    assert size == sum(x.untyped_storage().nbytes() for x in cache.tensors)
+    for operation in (
+        lambda: model(batch(3, 12), cache),
+        lambda: model(batch(3, 1), cache),
+        lambda: cache.truncate(12),
+        lambda: model(batch(3, 2), cache, counts=[2, 0, 1]),
+        lambda: cache.select([2, 0, 0]),
+        lambda: model(batch(3, 3), cache),
+        lambda: cache.select([1]),
+        lambda: cache.fill_unused(1e10),
+        lambda: cache.reset(),
+        lambda: model(batch(3, 5), cache),
+    ):
+        operation()
+        assert places() == before
+        assert (cache.allocated_bytes, cache.capacity) == (size, capacity)
 
 
 @pytest.mark.parametrize("poison", [1e10, float("nan")])
@@ -227,6 +270,50 @@ def test_rows_are_reordered_in_every_layer_in_keys_and_values(rows: list[int]) -
         expected = [[10.0 * (row + 1) + 100 * layer] for row in rows]
         assert constants(cache, layer) == expected
     assert cache.lengths == (4, 4, 4)
+
+
+@pytest.mark.parametrize("placed", PLACEMENTS)
+@pytest.mark.parametrize("stored", STORES)
+@pytest.mark.parametrize("rows", [[2, 0, 0], [1, 2, 0], [1], [2, 0, 2]], ids=str)
+def test_rows_are_reordered_in_every_placement_and_store(
+    placed: str, stored: str, rows: list[int]
+) -> None:
+    """huggingface/transformers#46612: reordering looked up one attribute name and skipped others.
+
+    All vectors of a row are one constant, which every store gives back exactly, and the rows
+    have different lengths. Row i is then the row of that constant in every layer, goes on with
+    a constant of its own, and leaves its siblings alone.
+    """
+    model = toy(n_layers=3, **WINDOWS["2 and 2 sinks"])
+    if not fits(PLACEMENTS[placed], STORES[stored], model):
+        model = toy(n_layers=3, **WINDOWS["3 and 2 sinks"])
+    cache = PLACEMENTS[placed].new(model, 3, 24, STORES[stored])
+
+    def append_rows(constants: list[float], counts: list[int]) -> None:
+        cache.reserve(counts, max(counts))
+        for layer in range(3):
+            row = (layer + 1) * torch.tensor(constants, dtype=torch.float64)[:, None, None, None]
+            new = row.expand(-1, 2, max(counts), 6)
+            cache.update(layer, new, -new)
+
+    def found(row: int, layer: int) -> list[float]:
+        keys, values = cache.entries(layer, row)
+        assert keys.equal(-values)
+        assert keys.amin((0, 2)).equal(keys.amax((0, 2)))
+        return keys[0, :, 0].unique().tolist()
+
+    append_rows([1.0, 4.0, -2.0], [9, 5, 8])
+    cache.select(rows)
+    assert cache.lengths == tuple([9, 5, 8][r] for r in rows)
+    for layer in range(3):
+        expected = [[(layer + 1) * [1.0, 4.0, -2.0][r]] for r in rows]
+        assert [found(row, layer) for row in range(len(rows))] == expected
+    new = [8.0, 16.0, 32.0][: len(rows)]
+    append_rows(new, [1] * len(rows))
+    if STORES[stored].tile == 1:  # else the new token may share a tile with the old ones
+        for row, r in enumerate(rows):
+            old = [1.0, 4.0, -2.0][r]
+            assert found(row, 2) == sorted({3 * old, 3 * new[row]})
 
 
 def test_beams_go_on_from_the_row_they_were_copied_from() -> None:

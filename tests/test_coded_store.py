@@ -95,7 +95,7 @@ def test_new_storage_reads_as_zero(codec: Codec) -> None:
 
 
 @every_codec
-@pytest.mark.parametrize("start", range(0, 13))
+@pytest.mark.parametrize("start", [0, 3, 4, 6])
 def test_any_slots_can_be_read(codec: Codec, start: int) -> None:
     """Slices and lists of slots, across the edges of tiles, agree."""
     store, pairs = full(codec)

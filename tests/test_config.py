@@ -468,9 +468,13 @@ def test_a_missing_width_of_a_latent_is_named(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("change", "layers"),
-    [({"first_k_dense_replace": 3}, "3 to 4"), ({"first_k_dense_replace": 0}, "0 to 4"),
-     ({"first_k_dense_replace": None}, "0 to 4")],
-)  # fmt: skip
+    [
+        ({"first_k_dense_replace": 3}, "3 to 4"),
+        ({"first_k_dense_replace": 4}, "4 to 4"),
+        ({"first_k_dense_replace": 0}, "0 to 4"),
+        ({"first_k_dense_replace": None}, "0 to 4"),
+    ],
+)
 def test_mixtures_of_experts_are_refused(change: dict[str, Any], layers: str) -> None:
     message = rf"layers {layers} are mixtures of 256 experts.*not supported; allowed: dense"
     with pytest.raises(UnsupportedModelError, match=message):

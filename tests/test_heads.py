@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys import reference_logits, text, toy
+from toys import LATENT, reference_logits, text, toy
 
 from kvbook.cache import KVView
 from kvbook.model.attention import attend
@@ -71,6 +71,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bias on q, k and v": {"qkv_bias": True},
     "norm on q and k": {"qk_norm": True},
     "window of 3": {"window": 3},
+    "window of 3 and 2 sinks": {"window": 3, "sinks": 2},
+    "a window in every other layer": {"n_layers": 3, "window": (3, None, 3)},
+    "one latent for all": LATENT,
     "three layers": {"n_layers": 3},
     "wide heads": {"head_dim": 10},
 }

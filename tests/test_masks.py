@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from cache_kinds import PLACEMENTS, STORES, WINDOWS, fits
 from torch.nn.functional import scaled_dot_product_attention
 from toys import (
     batch,
@@ -349,6 +350,36 @@ def test_the_mask_is_as_wide_as_the_keys_that_are_returned(name: str) -> None:
         assert not view.is_causal
     if view.is_causal:
         assert T == S
+
+
+@pytest.mark.parametrize("placed", PLACEMENTS)
+@pytest.mark.parametrize("stored", STORES)
+@pytest.mark.parametrize("windows", ["2 and 2 sinks", "3", "alternating, global first"])
+def test_so_it_is_in_every_kind_of_cache(placed: str, stored: str, windows: str) -> None:
+    """huggingface/transformers#48280, for every cache type and step: one width throughout, and
+    the mask is the rule over the stated positions."""
+    model = toy(**WINDOWS[windows])
+    if not fits(PLACEMENTS[placed], STORES[stored], model):
+        pytest.skip("a ring of half a tile is refused")
+    cache = PLACEMENTS[placed].new(model, 2, 30, STORES[stored])
+    for counts, T in (
+        ([5, 5], 5), ([1, 1], 1), ([9, 2], 9), ([1, 1], 1), ([0, 3], 3), ([2, 2], 2), ([6, 9], 9),
+    ):  # fmt: skip
+        queries = cache.reserve(counts, T)
+        new = torch.randn(2, 2, T, 6, dtype=torch.float64)
+        for layer, window in enumerate(model.config.windows):
+            view = cache.update(layer, new, new)
+            S = view.keys.shape[2]
+            assert view.keys.shape == view.values.shape == (2, 2, S, 6)
+            assert view.positions.shape in [(1, S), (2, S)]
+            rule = visible(queries, view.positions, window, model.config.sinks)
+            if view.mask is not None:
+                assert view.mask.shape in [(1, 1, T, S), (2, 1, T, S)]
+                assert view.mask[:, 0].equal(rule)
+            elif view.is_causal:
+                assert rule.equal(torch.ones(1, T, T, dtype=torch.bool).tril())
+            else:
+                assert rule.all()
 
 
 @pytest.mark.parametrize("name", STEPS)

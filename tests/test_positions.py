@@ -70,10 +70,27 @@ def test_yarn_changes_at_once_where_its_two_ends_meet() -> None:
     assert slowed.tolist() == pytest.approx([1.0, 0.0125, 0.00125, 0.000125], rel=1e-12)
 
 
+def test_yarn_s_blend_ends_at_the_last_element_of_a_head_at_the_latest() -> None:
+    """4,000 turns lie between pairs 1 and 2; 0.001 would lie beyond pair 8, and 7 is the last.
+
+    From 1 to 7 are six steps, so pair 2 is slowed by one sixth and pair 3 by two.
+    """
+    slowed = frequencies(8, 10_000.0, RopeScaling("yarn", 8.0, 0.001, 4_000.0, 1_000_000))
+    assert slowed.tolist() == pytest.approx([1.0, 0.1, 0.00854166667, 0.000708333333], rel=1e-8)
+
+
 def test_an_amplitude_lengthens_what_is_rotated() -> None:
     table = rope(2, 8, scaling=RopeScaling("yarn", 8.0, 1.0, 4.0, 1_000, amplitude=1.5))
     assert at(table, [1.0, 0.0], 0) == [1.5, 0.0]
     assert math.hypot(*at(table, [0.6, 0.8], 3)) == pytest.approx(1.5, abs=1e-12)
+
+
+def test_longer_keys_and_queries_are_the_square_in_the_scores() -> None:
+    """Both lengthened by 1.2, or every score multiplied by 1.44."""
+    longer = toy(rope_scaling=RopeScaling("linear", 1.0, amplitude=1.2))(batch(1, 9))
+    scaled = toy(rope_scaling=RopeScaling("linear", 1.0, score_factor=1.44))(batch(1, 9))
+    assert (longer - scaled).abs().max() < 1e-12
+    assert (longer - toy()(batch(1, 9))).abs().max() > 1e-2
 
 
 def test_a_vector_turns_counterclockwise_by_its_position() -> None:

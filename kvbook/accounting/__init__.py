@@ -16,6 +16,7 @@ from kvbook.accounting.layers import (
     window_layer,
 )
 from kvbook.accounting.size import CacheSize, cache_size
+from kvbook.accounting.storage import storage_bytes
 from kvbook.accounting.traffic import Traffic, intensity, step_traffic
 from kvbook.accounting.units import format_bytes, parse_bytes
 
@@ -49,5 +50,6 @@ __all__ = [
     "recurrent_layer",
     "step_flops",
     "step_traffic",
+    "storage_bytes",
     "window_layer",
 ]
