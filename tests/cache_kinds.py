@@ -14,7 +14,7 @@ from list_cache import ListCache, RoundTrip
 from torch import Tensor
 from toys import LATENT, as_it_is, reference_logits, toy
 
-from kvbook.cache import DenseStore, KVCache
+from kvbook.cache import BlockPool, DenseStore, KVCache, SlotMajorStore
 from kvbook.cache.codec import FLOAT4, FLOAT8, INT4, INT8
 from kvbook.cache.coded import quantized
 from kvbook.cache.store import Store
@@ -100,6 +100,7 @@ class Stored:
 
 STORES = {
     "dense": Stored(DenseStore),
+    "dense, slot-major": Stored(SlotMajorStore),
     "int8": Stored(quantized(INT8.grouped(3)), keys=int8, values=int8),
     "int4": Stored(quantized(INT4.grouped(3)), keys=int4, values=int4),
     "float8": Stored(quantized(FLOAT8.grouped(3)), keys=float8, values=float8),
@@ -135,11 +136,21 @@ def by_the_model(rollback: int | None) -> Placed:
     return Placed(make, rollback)
 
 
+def in_blocks(size: int) -> Placed:
+    def make(model: Transformer, rows: int, capacity: int, stored: Stored) -> KVCache:
+        blocks = rows * (-(-capacity // size) + 1)  # one more per row, for copies on a write
+        pools = [BlockPool(blocks, size) for _ in set(model.config.windows)]
+        return model.new_paged_cache(rows, *pools, store=stored.make, tail=stored.tail)
+
+    return Placed(make)
+
+
 PLACEMENTS = {
     "contiguous": by_the_model(None),
     "ring, 1 back": by_the_model(1),
     "ring, 2 back": by_the_model(2),
     "ring, 3 back": by_the_model(3),
+    "paged, blocks of 4": in_blocks(4),
 }
 
 

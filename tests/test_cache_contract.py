@@ -288,6 +288,14 @@ class TiledTailOverARing(ListOfTokens):
     )  # fmt: skip
 
 
+class PagedDense(ListOfTokens):
+    placed, stored, windows = "paged, blocks of 4", "dense, slot-major", "3 and 2 sinks"
+
+
+class PagedTiles(ListOfTokens):
+    placed, stored = "paged, blocks of 4", "int8 keys per channel, tail of 3"
+
+
 class TilesWithoutATail(ListOfTokens):
     stored = "int4 per channel, no tail"
 
@@ -297,17 +305,19 @@ def machine(kind: type[ListOfTokens], examples: int) -> type:
     return kind.TestCase
 
 
-TestContiguousDense = machine(ContiguousDense, 80)
-TestContiguousWindow = machine(ContiguousWindow, 30)
-TestRingOneBack = machine(RingOneBack, 80)
-TestRingWithSinks = machine(RingWithSinks, 80)
-TestRingInAPattern = machine(RingInAPattern, 50)
-TestRingOfCodes = machine(RingOfCodes, 40)
-TestContiguousCodes = machine(ContiguousCodes, 30)
-TestExactTail = machine(ExactTail, 50)
-TestTiledTail = machine(TiledTail, 60)
-TestTiledTailOverARing = machine(TiledTailOverARing, 60)
-TestTilesWithoutATail = machine(TilesWithoutATail, 30)
+TestContiguousDense = machine(ContiguousDense, 50)
+TestContiguousWindow = machine(ContiguousWindow, 15)
+TestRingOneBack = machine(RingOneBack, 50)
+TestRingWithSinks = machine(RingWithSinks, 50)
+TestRingInAPattern = machine(RingInAPattern, 25)
+TestRingOfCodes = machine(RingOfCodes, 20)
+TestContiguousCodes = machine(ContiguousCodes, 15)
+TestExactTail = machine(ExactTail, 25)
+TestTiledTail = machine(TiledTail, 30)
+TestTiledTailOverARing = machine(TiledTailOverARing, 40)
+TestPagedDense = machine(PagedDense, 40)
+TestPagedTiles = machine(PagedTiles, 25)
+TestTilesWithoutATail = machine(TilesWithoutATail, 15)
 
 
 # ---- The poison probe: slots that must not matter

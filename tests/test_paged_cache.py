@@ -6,7 +6,7 @@ from toys import batch, toy
 
 from kvbook.cache import BlockPool, CacheGroup, Paged, SlotMajorStore, TailedGroup
 from kvbook.cache.codec import INT8
-from kvbook.cache.coded import quantized
+from kvbook.cache.coded import CodedStore, quantized
 from kvbook.errors import OutOfBlocksError
 from kvbook.generate import generate_cached
 
@@ -54,6 +54,7 @@ def test_a_coded_store_with_a_tail() -> None:
     cache = model.new_paged_cache(2, BlockPool(4, 8), store=quantized(INT8.grouped(3)), tail=3)
     [group] = cache.groups
     assert isinstance(group, TailedGroup)
+    assert isinstance(group.store, CodedStore)
     assert group.tail == 3
     tokens = batch(2, 3)
     out = model(tokens, cache)  # all of it in the tail, so exact

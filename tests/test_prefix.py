@@ -237,6 +237,15 @@ def test_two_tails_on_one_head_go_before_the_head() -> None:
     assert prefix.begin([*numbers(8), 0]).cached_tokens == 4
 
 
+def test_what_was_found_is_not_evicted_to_make_room_for_the_rest() -> None:
+    prefix = new(blocks=4)
+    served(prefix, numbers(8))  # the older two blocks, next to be evicted
+    served(prefix, numbers(8, start=50))
+    sequence = prefix.begin(numbers(9))
+    assert (sequence.cached_tokens, len(set(sequence.blocks))) == (8, 3)
+    assert prefix.cached_blocks == 3  # the tail of the other prompt made room
+
+
 def test_a_plan_cannot_go_stale() -> None:
     """vllm-project/vllm#17305: tokens counted as cached were evicted before they were used."""
     prefix = new(blocks=3)

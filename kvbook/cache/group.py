@@ -13,7 +13,7 @@ from kvbook.cache.paged import Paged
 from kvbook.cache.placement import Placement, Plan
 from kvbook.cache.step import Step, common_start, look
 from kvbook.cache.store import Layout, Store
-from kvbook.cache.view import KVView
+from kvbook.cache.view import KVView, View
 
 
 class CacheGroup:
@@ -107,7 +107,7 @@ class CacheGroup:
         self._to_come.remove(layer)
         return self._plan
 
-    def update(self, layer: int, keys: Tensor, values: Tensor) -> KVView:
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> View:
         """Store new keys and values, (B, Hkv, T, D), of the group's layer; return what it reads."""
         plan, step = self._reach(layer), self._step
         assert step is not None

@@ -74,14 +74,11 @@ class Paged:
         """Raise ``OutOfBlocksError`` if the pool cannot serve all rows."""
         needed, shared = 0, Counter[int]()
         for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            missing = self._blocks_for(end) - len(self.tables[row])
+            if self._adopted[row]:
+                self._check_adopted(row, start, end)
+                continue
+            needed += max(0, self._blocks_for(end) - len(self.tables[row]))
             place = self._shared_place(row, start, end)
-            if self._adopted[row] and (missing > 0 or place is not None):
-                raise OutOfBlocksError(
-                    f"row {row} has adopted a table of {len(self.tables[row])} blocks, which do "
-                    f"not take tokens {start} to {end - 1}; let its owner append() them first"
-                )
-            needed += max(0, missing)
             if place is not None:
                 shared[self.tables[row][place]] += 1
         for block, writers in shared.items():
@@ -161,13 +158,33 @@ class Paged:
         size, pool = self.pool.block_size, self.pool
         lengths = [*lengths, *[0] * (self.rows - len(lengths))]
         filled = self._filled(lengths)
+        here = Counter(block for table in self.tables for block in table)
         for block in range(pool.blocks):  # what others own, or can find again, is not unused
-            if block not in filled and (pool.owners(block) or pool.kept(block)):
+            if pool.owners(block) > here[block] or pool.kept(block):
                 filled[block] = size
         starts = {block: filled.get(block, 0) for block in range(pool.blocks)}
         return [
             (0, block * size + n, (block + 1) * size) for block, n in starts.items() if n < size
         ]
+
+    def _check_adopted(self, row: int, start: int, end: int) -> None:
+        """Raise unless the row's table takes tokens start … end-1 and nobody else reads there."""
+        if end == start:
+            return
+        table, size = self.tables[row], self.pool.block_size
+        if end > len(table) * size:
+            raise OutOfBlocksError(
+                f"row {row} has adopted a table of {len(table)} blocks, which do not take tokens "
+                f"{start} to {end - 1}; let its owner append() them first"
+            )
+        written = table[start // size : self._blocks_for(end)]
+        final = [block for block in written if not self.pool.writable(block)]
+        if final:
+            raise ValueError(
+                f"tokens {start} to {end - 1} of row {row} would go into blocks {final} of an "
+                "adopted table, which others read or can find; adopt the table with all the "
+                "tokens that these blocks hold"
+            )
 
     def _filled(self, lengths: Sequence[int]) -> dict[int, int]:
         """Tokens in each block of the tables; a block that several rows share counts once."""
@@ -204,7 +221,8 @@ class Paged:
         """Slots of positions 0, 1, … of each row and the positions, (B, S) both.
 
         Beyond a row's end the position is NOT_A_TOKEN and the slot that of a live token: what is
-        masked is still read, and a stale slot may hold anything.
+        masked is still read, and a stale slot may hold anything. It is the row's own first token,
+        so that what is not a number in one row stays there; an empty row borrows another's.
         """
         self._update_mirror(device)
         size, longest = self.pool.block_size, max(lengths)
@@ -213,8 +231,8 @@ class Paged:
         slots = (table[:, :, None] * size + offsets).view(len(lengths), -1)[:, :longest]
         line = torch.arange(longest, device=device)
         beyond = line >= torch.tensor(lengths, device=device)[:, None]
-        live = slots[lengths.index(longest), 0] if longest else 0
-        return slots.masked_fill(beyond, live), line.masked_fill(beyond, NOT_A_TOKEN)
+        home = [row if n else lengths.index(longest) for row, n in enumerate(lengths)]
+        return slots.where(~beyond, slots[home, :1]), line.masked_fill(beyond, NOT_A_TOKEN)
 
     def _update_mirror(self, device: torch.device) -> None:
         widest = max(map(len, self.tables))

@@ -5,15 +5,38 @@ Knows: positions. Does not know: where keys are kept, how they are stored, what 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
 NOT_A_TOKEN = -1  # the position of padding: such a key is seen by no query
 
 
+class View(Protocol):
+    """What attention asks of a view; ``KVView`` says what each part means."""
+
+    @property
+    def keys(self) -> Tensor: ...
+
+    @property
+    def values(self) -> Tensor: ...
+
+    @property
+    def positions(self) -> Tensor: ...
+
+    @property
+    def mask(self) -> Tensor | None: ...
+
+    @property
+    def is_causal(self) -> bool: ...
+
+    def tiles(self, size: int) -> "Iterator[KVView]":
+        """The view in pieces of ``size`` keys, each with its own part of the mask."""
+
+
 @dataclass(frozen=True)
 class KVView:
-    """The keys and values that one layer reads in one call.
+    """The keys and values that one layer reads in one call, as tensors.
 
     ``mask`` and ``is_causal`` are what ``visible`` says for this call, in the form that
     PyTorch's ``scaled_dot_product_attention`` takes: both empty when every key is visible to

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvbook.cache import KVView
+from kvbook.cache import View
 
-Attend = Callable[[Tensor, KVView, float], Tensor]
+Attend = Callable[[Tensor, View, float], Tensor]
 
 
-def attend(queries: Tensor, view: KVView, scale: float) -> Tensor:
+def attend(queries: Tensor, view: View, scale: float) -> Tensor:
     """softmax(scale · Q Kᵀ, over visible keys) V: (B, H, T, Dk) to (B, H, T, Dv).
 
     Query head h reads KV head h // (H / Hkv). A query that sees no key gives zeros.

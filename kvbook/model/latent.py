@@ -13,13 +13,12 @@ once, after the weighted sum. The result is attention of H heads over one latent
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbook.cache import KVCache, KVView, Recompute
+from kvbook.cache import KVCache, KVView, Recompute, View
 from kvbook.config import LatentConfig, ModelConfig
 from kvbook.model.attention import Attend, attend
 from kvbook.model.rope import rotate
@@ -82,10 +81,10 @@ class LatentAttention(nn.Module):
 
 # (layer, queries without positions (B, H, T, nope), rotated queries (B, H, T, rope), view of
 # latents) -> (B, H, T, value)
-Evaluate = Callable[[LatentAttention, Tensor, Tensor, KVView], Tensor]
+Evaluate = Callable[[LatentAttention, Tensor, Tensor, View], Tensor]
 
 
-def materialized(layer: LatentAttention, q_nope: Tensor, q_rope: Tensor, view: KVView) -> Tensor:
+def materialized(layer: LatentAttention, q_nope: Tensor, q_rope: Tensor, view: View) -> Tensor:
     """Expand every latent that is read to the keys and values of all heads, then attend.
 
     The expansion lives for this call only: S · H · (nope + rope + value) elements.
@@ -97,10 +96,11 @@ def materialized(layer: LatentAttention, q_nope: Tensor, q_rope: Tensor, view: K
     k_nope, values = expanded.split([sizes.nope_dim, sizes.value_dim], -1)
     keys = torch.cat([k_nope, k_rope.expand(-1, H, -1, -1)], -1)
     queries = torch.cat([q_nope, q_rope], -1)
-    return layer.attend(queries, replace(view, keys=keys, values=values), layer.scale)
+    expanded_view = KVView(keys, values, view.positions, view.mask, view.is_causal)
+    return layer.attend(queries, expanded_view, layer.scale)
 
 
-def absorbed(layer: LatentAttention, q_nope: Tensor, q_rope: Tensor, view: KVView) -> Tensor:
+def absorbed(layer: LatentAttention, q_nope: Tensor, q_rope: Tensor, view: View) -> Tensor:
     """Attend over the latents themselves: they are the keys, and their first R elements the values.
 
     The whole key is passed as the value and the surplus is dropped from the result: PyTorch's
@@ -108,6 +108,8 @@ def absorbed(layer: LatentAttention, q_nope: Tensor, q_rope: Tensor, view: KVVie
     """
     key_up, value_up = layer.up()
     queries = torch.cat([torch.einsum("bhtn,hnr->bhtr", q_nope, key_up), q_rope], -1)
-    out = layer.attend(queries, replace(view, values=view.keys), layer.scale)
+    latents = view.keys
+    own_values = KVView(latents, latents, view.positions, view.mask, view.is_causal)
+    out = layer.attend(queries, own_values, layer.scale)
     sums = out[..., : layer.latent.kv_rank]  # weighted sums of latents
     return torch.einsum("bhtr,hvr->bhtv", sums, value_up)

@@ -4,12 +4,11 @@ Knows: functions of rows, views. Does not know: models, what the answer should b
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from kvbook.cache import KVView
+from kvbook.cache import KVView, View
 from kvbook.model.attention import Attend, attend
 
 
@@ -39,13 +38,14 @@ def dependencies(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     return torch.stack(columns, 1)
 
 
-def visibility(view: KVView, heads: int, T: int, attend: Attend = attend) -> Tensor:
+def visibility(view: View, heads: int, T: int, attend: Attend = attend) -> Tensor:
     """The weights that ``attend`` gives when no key is preferred: (B, heads, T, S).
 
     Queries are zero and values are the identity, so row i is 1/n on exactly the n positions that
     query i may see, and 0 elsewhere.
     """
-    B, Hkv, S, D = view.keys.shape
-    eye = torch.eye(S, dtype=view.keys.dtype, device=view.keys.device).expand(B, Hkv, S, S)
-    queries = view.keys.new_zeros(B, heads, T, D)
-    return attend(queries, replace(view, values=eye), 1.0)
+    keys = view.keys
+    B, Hkv, S, D = keys.shape
+    eye = torch.eye(S, dtype=keys.dtype, device=keys.device).expand(B, Hkv, S, S)
+    by_position = KVView(keys, eye, view.positions, view.mask, view.is_causal)
+    return attend(keys.new_zeros(B, heads, T, D), by_position, 1.0)

@@ -10,7 +10,7 @@ Gimelshein 2018, arXiv 1805.02867; Dao et al. 2022, arXiv 2205.14135.)
 import torch
 from torch import Tensor
 
-from kvbook.cache import KVView
+from kvbook.cache import View
 from kvbook.model.attention import Attend
 
 
@@ -22,8 +22,10 @@ def attend_by_tiles(size: int) -> Attend:
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ValueError(f"a tile has a positive number of keys, got {size!r}")
 
-    def attend(queries: Tensor, view: KVView, scale: float) -> Tensor:
+    def attend(queries: Tensor, view: View, scale: float) -> Tensor:
         B, H, T, D = queries.shape
+        if not view.positions.shape[1]:  # nothing to read, so no tile either
+            return queries.new_zeros(B, H, T, view.values.shape[-1])
         start = queries.new_tensor(-torch.inf)
         largest, total, summed = start, start.exp(), start.exp()  # nothing so far
         for tile in view.tiles(size):
