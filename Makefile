@@ -69,6 +69,8 @@ repository: .venv/.all
 bench: .venv/.all
 	$(PY) -m benchmarks.decode
 	$(PY) -m benchmarks.generation
+	$(PY) -m benchmarks.caches
+	$(PY) -m benchmarks.blocks
 
 clean:
 	rm -rf _build build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

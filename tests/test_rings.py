@@ -120,6 +120,17 @@ def test_an_unfilled_slot_is_no_token() -> None:
     assert cache.update(0, new, new).positions.tolist() == [[0, -1, -1], [0, 1, 2]]
 
 
+def test_what_one_row_lost_is_stated_for_no_row() -> None:
+    """A ring of 5; both rows hold 7 tokens, but row 0 had 9 before and lost positions up to 3."""
+    cache = ring_cache(window=3, rollback=3, rows=2)
+    cache.reserve([9, 7], 9)
+    new = torch.zeros(2, 2, 9, 40, dtype=torch.float64)
+    cache.update(0, new, new)
+    cache.truncate(7)
+    cache.reserve([1, 1], 1)
+    assert cache.update(0, new[:, :, :1], new[:, :, :1]).positions.tolist() == [[5, 6, 7, -1, 4]]
+
+
 @pytest.mark.parametrize("T", [1, 2, 5, 6, 7, 20])
 def test_no_slot_is_written_twice_in_one_step(T: int) -> None:
     """Which of two writes to one slot wins is not defined; on a CPU it often is the right one."""
@@ -428,7 +439,7 @@ def test_sinks_are_from_none_on(value: object) -> None:
         Ring(2, 3, 1, value)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("window", "sinks"), [(4, 0), (None, 0), (3, 2), (3, 0)])
+@pytest.mark.parametrize(("window", "sinks"), [(4, 1), (None, 1), (3, 2), (3, 0)])
 def test_a_ring_that_is_smaller_than_the_layers_window_is_refused(
     window: int | None, sinks: int
 ) -> None:

@@ -113,12 +113,12 @@ def test_a_tile_settles_with_one_scale_per_channel() -> None:
 
 def test_positions_go_through_settled_tokens_and_tail() -> None:
     cache = tailed(IN_TILES, 1, rows=2)
-    cache.reserve([2, 6], 6)
+    cache.reserve([1, 6], 6)
     new = torch.randn(2, 2, 6, 6, dtype=torch.float64)
     view = cache.update(0, new, new)
     # Four slots of code for the longer row alone, then the two tails.
-    assert view.positions.tolist() == [[-1, -1, -1, -1, 0, 1], [0, 1, 2, 3, 4, 5]]
-    assert view.keys[0, :, 4:].equal(new[0, :, 4:])
+    assert view.positions.tolist() == [[-1, -1, -1, -1, 0, -1], [0, 1, 2, 3, 4, 5]]
+    assert view.keys[0, :, 4].equal(new[0, :, 5])
 
 
 @pytest.mark.parametrize("chunks", [[12], [1] * 12, [5, 1, 6], [2, 7, 3]], ids=str)

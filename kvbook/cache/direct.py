@@ -3,8 +3,8 @@
 Knows: which slots a step reads. Does not know: attention, how scores are summed over tiles.
 
 On a GPU a paged kernel reads blocks in place, which is what makes paging free. In PyTorch a tile
-is gathered, so this shows the idea and its memory, not its speed: on a CPU it is slower than
-gathering everything at once.
+is gathered, so this shows the idea and its memory, not its speed: with small tiles it is far slower
+than gathering everything at once.
 """
 
 from collections.abc import Iterator

@@ -71,7 +71,10 @@ class Paged:
             )
 
     def check_room(self, starts: Sequence[int], ends: Sequence[int]) -> None:
-        """Raise ``OutOfBlocksError`` if the pool cannot serve all rows."""
+        """Raise ``OutOfBlocksError`` if the pool cannot serve all rows.
+
+        Raises ``ValueError`` if an adopted row would write what others read.
+        """
         needed, shared = 0, Counter[int]()
         for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
             if self._adopted[row]:
@@ -156,7 +159,6 @@ class Paged:
 
     def take_unused(self, lengths: Sequence[int]) -> list[Run]:
         size, pool = self.pool.block_size, self.pool
-        lengths = [*lengths, *[0] * (self.rows - len(lengths))]
         filled = self._filled(lengths)
         here = Counter(block for table in self.tables for block in table)
         for block in range(pool.blocks):  # what others own, or can find again, is not unused

@@ -5,7 +5,7 @@ Knows: when blocks are taken, written and given back. Does not know: keys, table
 One sequence at a time, in the only row of a paged cache.
 """
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 
 import torch
 
@@ -34,8 +34,9 @@ def stream_with_prefix(
     when the stream ends or is closed, and its full blocks can be found by the next prompt.
     ``adapter``, ``salt`` and ``content`` are those of ``PrefixCache.begin``.
 
-    Raises ``ValueError`` for a bad prompt or a cache that is in use, ``CacheFullError`` if model
-    or pool are too small. Nothing is held then.
+    Raises ``ValueError`` for a bad prompt or a cache that is in use and ``CacheFullError`` for a
+    text that is longer than the model, at once; with the first token ``ValueError`` for what
+    ``PrefixCache.begin`` refuses, and with any token ``OutOfBlocksError``. Nothing is held then.
     """
     check_tokens(torch.tensor([list(prompt)], dtype=torch.int64), model.config.vocab_size)
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
@@ -51,30 +52,36 @@ def stream_with_prefix(
             f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones need {end} positions, "
             f"but the model has {model.config.max_positions}; shorten one of them"
         )
-    sequence = prefix.begin(prompt, adapter=adapter, salt=salt, content=content)
-    return _steps(model, sequence, max_new_tokens, cache, prefix, sampler)
+
+    def begin() -> CachedSequence:
+        return prefix.begin(prompt, adapter=adapter, salt=salt, content=content)
+
+    return _steps(model, begin, max_new_tokens, cache, prefix, sampler)
 
 
 def _steps(
     model: Transformer,
-    sequence: CachedSequence,
+    begin: Callable[[], CachedSequence],
     max_new_tokens: int,
     cache: KVCache,
     prefix: PrefixCache,
     sampler: Sampler,
 ) -> Generator[int, None, None]:
+    sequence = begin()  # here, and not before: a stream that is never started takes nothing
     try:
         cache.adopt(0, sequence.blocks, sequence.cached_tokens)
-        for step in range(max_new_tokens):
-            new = [sequence.tokens[sequence.written :].tolist()]
-            logits = model(torch.tensor(new, device=model.device), cache, last_only=True)
-            prefix.commit(sequence, len(sequence.tokens))
-            token = int(sampler(logits[:, -1])[0])
-            yield token
-            if step < max_new_tokens - 1:
-                prefix.append(sequence, [token])
+        try:
+            for step in range(max_new_tokens):
+                new = [sequence.tokens[sequence.written :].tolist()]
+                logits = model(torch.tensor(new, device=model.device), cache, last_only=True)
+                prefix.commit(sequence, len(sequence.tokens))
+                token = int(sampler(logits[:, -1])[0])
+                yield token
+                if step < max_new_tokens - 1:
+                    prefix.append(sequence, [token])
+        finally:
+            cache.truncate(0)
     finally:
-        cache.truncate(0)
         prefix.end(sequence)
 
 
