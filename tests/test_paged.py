@@ -581,7 +581,7 @@ def test_an_empty_row_beside_others_reads_what_is_there() -> None:
     model, cache = grown(2, 6, 4, [2, 1])
     cache.truncate([0, 1])
     cache.fill_unused(NAN)  # block 0, which the first row had, too
-    assert not model(batch(2, 5), cache, counts=[0, 5]).isnan().any()
+    assert not model(batch(2, 3), cache, counts=[0, 3]).isnan().any()
 
 
 def test_no_row_with_a_token() -> None:
@@ -622,7 +622,7 @@ def begun(prompt: int = 9, blocks: int = 8) -> tuple[Transformer, KVCache, Prefi
     cache.adopt(0, sequence.blocks, 0)
     model(torch.tensor([text(prompt)] * 2), cache, counts=[prompt, 0])
     prefix.commit(sequence, prompt)
-    cache.truncate(0)
+    cache.release(0)
     prefix.end(sequence)
     return model, cache, prefix
 
@@ -659,29 +659,60 @@ def test_a_row_grows_when_the_owner_appends() -> None:
     assert placement(cache).tables[0] is sequence.blocks
 
 
-def test_truncating_to_nothing_gives_the_table_back_and_frees_nothing() -> None:
+def test_releasing_a_row_gives_the_table_back_and_frees_nothing() -> None:
     model, cache, prefix = begun()
     sequence = prefix.begin(text(6))
     cache.adopt(0, sequence.blocks, 4)
     held, in_use = list(sequence.blocks), prefix.pool.in_use
-    cache.truncate([3, 0])
-    assert tables(cache)[0] == held  # a shorter row is still on its table
-    cache.truncate([0, 0])
+    for lengths in ([3, 0], [0, 0]):
+        cache.truncate(lengths)
+        assert tables(cache)[0] == held  # a shorter row is still on its table
+    cache.release(0)
     assert tables(cache) == [[], []]
-    assert sequence.blocks == held
-    assert prefix.pool.in_use == in_use
+    assert (sequence.blocks, prefix.pool.in_use, cache.lengths) == (held, in_use, (0, 0))
     prefix.end(sequence)
     model(torch.tensor([text(6)] * 2), cache, counts=[6, 0])  # the row has blocks of its own now
     assert placement(cache).pool.in_use == 2
 
 
-def test_the_table_of_a_row_that_has_not_begun_goes_back_too() -> None:
+def test_a_row_that_has_not_begun_keeps_its_table_when_another_goes_back() -> None:
     cache, table = owned()
     cache.adopt(1, table, 0)
     cache.truncate([0, 0])
-    assert tables(cache) == [[], []]
-    cache.adopt(1, table, 0)
     assert placement(cache).tables[1] is table
+
+
+def test_a_reset_gives_every_table_back() -> None:
+    cache, table = owned()
+    cache.adopt(1, table, 5)
+    cache.reset()
+    assert (tables(cache), cache.lengths, placement(cache).pool.in_use) == ([[], []], (0, 0), 2)
+    cache.adopt(1, table, 5)
+
+
+def test_a_table_is_taken_once_and_given_back_once() -> None:
+    cache, table = owned()
+    cache.adopt(1, table, 0)
+    refused(cache, ValueError, "release", lambda: cache.adopt(1, table, 0))
+    cache.release(1)
+    for row in (1, 0, 7):
+        refused(cache, ValueError, "no adopted table", lambda row=row: cache.release(row))
+
+
+def test_a_tail_and_an_adopted_table_do_not_go_together() -> None:
+    pool = BlockPool(4, 4)
+    cache = toy().new_paged_cache(1, pool, tail=3)
+    table = pool.allocate(1)
+    with pytest.raises(ValueError, match="without a tail"):
+        cache.adopt(0, table, 4)
+    assert (placement(cache).tables, cache.lengths) == ([[]], (0,))
+
+
+def test_two_groups_need_two_pools() -> None:
+    pool = BlockPool(4, 4)
+    with pytest.raises(ValueError, match="BlockPool of its own"):
+        toy(window=(3, None)).new_paged_cache(1, pool, pool)
+    assert pool.in_use == 0
 
 
 def test_blocks_that_can_be_found_are_room_for_others() -> None:
@@ -763,7 +794,7 @@ def test_adopted_rows_are_neither_forked_nor_moved() -> None:
     why = r"rows \[1\] are on adopted tables, which cannot be forked or moved"
     for rows in ([1, 1], [1, 0], [0]):
         refused(cache, ValueError, why, lambda rows=rows: cache.select(rows))
-    cache.truncate(0)
+    cache.release(1)
     cache.select([1, 0])
 
 
@@ -833,7 +864,7 @@ def test_blocks_that_can_be_found_are_not_unused() -> None:
     cache.adopt(0, sequence.blocks, 8)
     cache.truncate([3, 0])  # the row is shorter now, the cached block is what it was
     holes(cache)
-    cache.truncate(0)
+    cache.release(0)
     cache.adopt(0, sequence.blocks, 8)
     out = model(torch.tensor([[7, 8]] * 2), cache, counts=[2, 0])
     expected = formulas(model, (*text(8), 7, 8))[-2:]
@@ -879,9 +910,6 @@ class Requests:
             self.visits["no room for row 2"] += 1
             self.cache.truncate([*self.cache.lengths[:2], 0])
             self.own, new[2] = [], []
-            for row, (sequence, _) in self.live.items():
-                if self.cache.lengths[row] == 0:  # its table went back, too
-                    self.cache.adopt(row, sequence.blocks, 0)
         out = self.model(step, self.cache, counts=[len(tokens) for tokens in new])
         self.own += new[2]
         texts = {row: sequence.tokens.tolist() for row, (sequence, _) in self.live.items()}
@@ -897,7 +925,7 @@ class Requests:
         if more and self.prefix.pool.available:
             self.prefix.append(sequence, [more.pop()])
             return
-        self.cache.truncate([0 if b == row else n for b, n in enumerate(self.cache.lengths)])
+        self.cache.release(row)
         self.prefix.end(sequence)
         del self.live[row]
 

@@ -291,7 +291,7 @@ def test_on_an_adopted_table() -> None:
         out = tiled(torch.tensor([text(10)[found:]]), cache)
         prefix.commit(sequence, 10)
         close(out[0], toy()(torch.tensor([text(10)]))[0, found:], 1e-9)
-        cache.truncate(0)
+        cache.release(0)
         prefix.end(sequence)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from kvbook.cache.group import CacheGroup
+from kvbook.cache.paged import Paged
 from kvbook.cache.step import check_counts, new_positions
 from kvbook.cache.view import View
 from kvbook.errors import CacheFullError
@@ -41,9 +42,16 @@ class KVCache:
             raise ValueError(
                 f"groups of one cache have one number of rows, got {[g.rows for g in groups]}"
             )
+        pools = [group.placement.pool for group in groups if isinstance(group.placement, Paged)]
+        if len(set(pools)) < len(pools):
+            raise ValueError(
+                f"{len(pools)} paged groups share a pool, and could not say together whether it "
+                "has room; give each group a BlockPool of its own"
+            )
         self.groups, self.rows = groups, groups[0].rows
         self._layers = [(groups[g], pattern[:i].count(g)) for i, g in enumerate(pattern)]
         self._lengths = [0] * self.rows
+        self._adopted: set[int] = set()  # rows on a table that another owner fills
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -150,7 +158,9 @@ class KVCache:
         self._lengths = list(new)
 
     def reset(self) -> None:
-        """Empty every row and make all rows active."""
+        """Empty every row, give adopted tables back, and make all rows active."""
+        for row in list(self._adopted):
+            self.release(row)
         for group in self.groups:
             group.truncate([0] * self.rows)
         self._lengths = [0] * self.rows
@@ -183,9 +193,11 @@ class KVCache:
         """Start an empty row on ``length`` tokens that the blocks of ``table`` hold already.
 
         Only for paged groups. The row reads and writes by this very list; its owner appends
-        blocks before tokens come, and takes it back after ``truncate`` to 0. Raises
+        blocks before tokens come. The row keeps it until ``release`` or ``reset``. Raises
         ``ValueError`` if the row is not empty or the table is too short; nothing has changed then.
         """
+        if row in self._adopted:
+            raise ValueError(f"row {row} is on an adopted table already; release() it first")
         if row not in range(len(self._lengths)) or self._lengths[row]:
             raise ValueError(
                 f"adopt() needs an active row without tokens, got row {row!r}; present lengths "
@@ -195,7 +207,23 @@ class KVCache:
             group.check_adopt(table, length)
         for group in self.groups:
             group.adopt(row, table, length)
+        self._adopted.add(row)
         self._lengths[row] = length
+
+    def release(self, row: int) -> None:
+        """Give an adopted table back to its owner; the row is empty then.
+
+        Raises ``ValueError`` for a row that is on no adopted table.
+        """
+        if row not in self._adopted:
+            raise ValueError(
+                f"row {row!r} is on no adopted table; rows that are: {sorted(self._adopted)}. "
+                "A row of its own is emptied with truncate()"
+            )
+        for group in self.groups:
+            group.release(row)
+        self._adopted.remove(row)
+        self._lengths[row] = 0
 
     def fill_unused(self, value: float) -> None:
         """Write ``value`` into every slot without a token: for tests of what must not matter."""

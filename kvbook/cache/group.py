@@ -153,6 +153,12 @@ class CacheGroup:
         self.placement.adopt(row, table)
         self.forget_step()
 
+    def release(self, row: int) -> None:
+        """Give an adopted table back."""
+        assert isinstance(self.placement, Paged)  # or it had not been adopted
+        self.placement.release(row)
+        self.forget_step()
+
     def fill_unused(self, lengths: Sequence[int], value: float) -> None:
         for run in self.placement.take_unused(lengths):
             self.store.fill(*run, value)

@@ -59,6 +59,10 @@ class Paged:
         """Let an empty row read and write by a table that another owner fills and releases."""
         self.tables[row], self._adopted[row] = table, True
 
+    def release(self, row: int) -> None:
+        """Give an adopted table back to its owner."""
+        self.tables[row], self._adopted[row] = [], False
+
     def check_window(self, window: int | None, sinks: int) -> None:
         """Every token is kept, so any window is served."""
 
@@ -117,9 +121,7 @@ class Paged:
 
     def truncate(self, lengths: Sequence[int]) -> None:
         for row, length in enumerate(lengths):
-            if self._adopted[row]:
-                if length == 0:  # the table goes back to its owner
-                    self.tables[row], self._adopted[row] = [], False
+            if self._adopted[row]:  # its blocks are the owner's, who may want them again
                 continue
             keep = self._blocks_for(length)
             gone = self.tables[row][keep:]

@@ -159,15 +159,10 @@ class TailedGroup(CacheGroup):
         self.settled = settled + [0] * (self.rows - len(rows))
 
     def check_adopt(self, table: list[int], length: int) -> None:
-        super().check_adopt(table, length)
-        if length % self.store.tile:
-            raise ValueError(
-                f"a row can start on whole tiles of {self.store.tile} tokens, got {length}"
-            )
-
-    def adopt(self, row: int, table: list[int], length: int) -> None:
-        super().adopt(row, table, length)
-        self.settled[row] = length
+        raise ValueError(
+            "adopt() needs the blocks to hold all tokens of a sequence, but here the newest ones "
+            f"stay in a tail of {self.tail} tokens or more; make the cache without a tail"
+        )
 
     def fill_unused(self, lengths: Sequence[int], value: float) -> None:
         lengths = [*lengths, *self.settled[len(lengths) :]]  # inactive rows hold nothing recent

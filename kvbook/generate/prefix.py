@@ -80,7 +80,7 @@ def _steps(
                 if step < max_new_tokens - 1:
                     prefix.append(sequence, [token])
         finally:
-            cache.truncate(0)
+            cache.release(0)
     finally:
         prefix.end(sequence)
 
