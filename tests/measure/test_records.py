@@ -217,8 +217,9 @@ def test_a_new_record_is_one_more_panel_of_the_chapter(
     figure = plt.gcf()
     titles = [ax.get_title(loc) for ax in figure.axes for loc in ("left", "center")]
     assert [t for t in titles if t] == [
-        here.title, *(record.title for record in shipped.values()),
-        "Invented GPU (cuda), 2026-01-31",
+        f"this machine: {here.title}",
+        *(f"record: {record.title}" for record in shipped.values()),
+        "record: Invented GPU (cuda), 2026-01-31",
     ]  # fmt: skip
     panel = figure.axes[-1]
     points = [line.get_xydata()[0] for line in panel.lines if line.get_marker() == "o"]
