@@ -100,7 +100,7 @@ if TYPE_CHECKING:
         smollm2_chat,
     )
     from kvbook.model.toy import toy_model
-    from kvbook.model.trace import cached_entries, hidden_states
+    from kvbook.model.trace import cached_entries, hidden_states, logits_in_pieces
     from kvbook.model.transformer import Transformer
     from kvbook.model.weights import load_folder, load_smollm2
 
@@ -141,7 +141,7 @@ _HOME = {
     ],
     "kvbook.model.tiles": ["attend_by_tiles"],
     "kvbook.model.toy": ["toy_model"],
-    "kvbook.model.trace": ["cached_entries", "hidden_states"],
+    "kvbook.model.trace": ["cached_entries", "hidden_states", "logits_in_pieces"],
     "kvbook.model.transformer": ["Transformer"],
     "kvbook.model.weights": ["load_folder", "load_smollm2"],
 }

@@ -3,6 +3,9 @@
 Knows: where the residual stream passes between layers. Does not know: what to conclude from it.
 """
 
+from collections.abc import Iterable
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +37,19 @@ def hidden_states(
         for hook in hooks:
             hook.remove()
     return states
+
+
+def logits_in_pieces(
+    model: Transformer, tokens: Tensor, cuts: Iterable[int], cache: KVCache | None = None
+) -> Tensor:
+    """Logits at every position of one text, (T, V), that is fed in pieces.
+
+    ``tokens`` (T,) is cut before each position in ``cuts``, which ascend. A ``cache`` of one row
+    is continued; without one the pieces go through a new cache that keeps everything.
+    """
+    cache = model.new_cache(1, len(tokens)) if cache is None else cache
+    edges = [0, *cuts, len(tokens)]
+    return torch.cat([model(tokens[None, a:b], cache)[0] for a, b in pairwise(edges)])
 
 
 def cached_entries(model: Transformer, tokens: Tensor) -> Tensor:
