@@ -699,6 +699,20 @@ def test_a_table_is_taken_once_and_given_back_once() -> None:
         refused(cache, ValueError, "no adopted table", lambda row=row: cache.release(row))
 
 
+@pytest.mark.parametrize("change", ["adopt", "release"])
+def test_a_step_begun_before_a_table_changed_hands_writes_nothing(change: str) -> None:
+    """Its plan names slots that may be somebody else's now."""
+    cache, table = owned()
+    if change == "release":
+        cache.adopt(1, table, 5)
+    cache.reserve([1, 0], 1)
+    cache.release(1) if change == "release" else cache.adopt(1, table, 5)
+    new = torch.ones(2, 2, 1, 6, dtype=torch.float64)
+    with pytest.raises(ValueError, match="without reserve"):
+        cache.update(0, new, new)
+    assert not any(tensor.any() for tensor in cache.tensors)
+
+
 def test_a_tail_and_an_adopted_table_do_not_go_together() -> None:
     pool = BlockPool(4, 4)
     cache = toy().new_paged_cache(1, pool, tail=3)
