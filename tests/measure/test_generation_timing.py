@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from fake_device import FakeDevice
+from oracles.fake_device import FakeDevice
 
 from kvbook import stream_cached, toy_model
 from kvbook.measure import Clock, GenerationTiming, measure_generation

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_device import FakeDevice
+from oracles.fake_device import FakeDevice
 
 from kvbook.accounting import Hardware
 from kvbook.config import ModelConfig

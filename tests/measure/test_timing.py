@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_device import FakeDevice
+from oracles.fake_device import FakeDevice
 
 from kvbook.accounting import Hardware
 from kvbook.measure import TooFastError, compare, count_bytes, flush_cache, measure, timing

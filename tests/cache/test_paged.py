@@ -1,0 +1,958 @@
+"""Paging changes where keys and values lie, and nothing else.
+
+Logits are compared with ``ListCache`` from every state that a block table can be in; blocks are
+counted by hand. What a pool does on its own is in test_blocks.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from oracles.cache_kinds import PLACEMENTS, STORES, Stored, formulas, list_cache, model_of
+from oracles.toys import batch, snapshot, text, toy, unchanged
+from oracles.twins import Twins
+
+from kvbook.cache import (
+    BlockPool,
+    CacheGroup,
+    Contiguous,
+    DenseStore,
+    KVCache,
+    Paged,
+    PrefixCache,
+)
+from kvbook.cache.prefix import CachedSequence
+from kvbook.errors import BlockNotInUseError, OutOfBlocksError
+from kvbook.model.attention import attend
+from kvbook.model.transformer import Transformer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NAN = float("nan")
+TWO_HEADS = "two query heads share one"
+
+
+def placement(cache: KVCache) -> Paged:
+    found = cache.groups[0].placement
+    assert isinstance(found, Paged)
+    return found
+
+
+def tables(cache: KVCache) -> list[list[int]]:
+    return [list(table) for table in placement(cache).tables]
+
+
+def lent(cache: KVCache) -> list[int]:
+    return sorted(block for table in tables(cache) for block in table)
+
+
+def paged(rows: int, blocks: int, size: int, **changes: Any) -> tuple[Transformer, KVCache]:
+    model = toy(**changes)
+    return model, model.new_paged_cache(rows, BlockPool(blocks, size))
+
+
+def grown(rows: int, blocks: int, size: int, lengths: list[int]) -> tuple[Transformer, KVCache]:
+    """A paged cache that holds so many tokens of ``batch(rows, …)`` in each row."""
+    model, cache = paged(rows, blocks, size)
+    for row, n in enumerate(lengths):
+        counts = [n if b == row else 0 for b in range(rows)]
+        model(batch(rows, max(1, n)), cache, counts=counts)
+    return model, cache
+
+
+def everything(cache: KVCache) -> list[object]:
+    """What an error must leave as it was, beside the storage."""
+    pools = [group.placement.pool for group in cache.groups]  # type: ignore[attr-defined]
+    owners = [[pool.owners(block) for block in range(pool.blocks)] for pool in pools]
+    return [cache.lengths, tables(cache), owners, [(p.free, p.evictable) for p in pools]]
+
+
+def refused(cache: KVCache, error: type[ValueError], why: str, call: Callable[[], object]) -> None:
+    before, counts = snapshot(cache), everything(cache)
+    with pytest.raises(error, match=why):
+        call()
+    assert unchanged(cache, before)
+    assert everything(cache) == counts
+
+
+# ---- From every state of a block table, each step is that of the plain lists
+
+
+def blocks_needed(
+    held: list[list[int]], lengths: Sequence[int], counts: Sequence[int], size: int
+) -> int:
+    """Counted by going through it: rows write one after the other."""
+    owners = Counter(block for table in held for block in table)
+    needed = 0
+    for table, n, count in zip(held, lengths, counts, strict=False):
+        for position in range(n, n + count):
+            if position % size == 0:
+                needed += 1
+            elif position == n and owners[table[n // size]] > 1:
+                owners[table[n // size]] -= 1
+                needed += 1
+    return needed
+
+
+class Schedule:
+    """A paged cache beside its plain model, and the states that its steps started from."""
+
+    def __init__(
+        self, windows: str, stored: Stored, blocks: int, size: int, rnd: random.Random
+    ) -> None:
+        model = model_of(TWO_HEADS, windows)
+        pools = [BlockPool(blocks, size) for _ in set(model.config.windows)]
+        cache = model.new_paged_cache(3, *pools, store=stored.make, tail=stored.tail)
+        lists = list_cache(PLACEMENTS["paged, blocks of 4"], stored, model, 3)
+        self.twins, self.pool, self.size, self.rnd = Twins(model, cache, lists), pools[0], size, rnd
+        self.exact = stored.tail == 0 and stored.tile == 1  # blocks follow tokens at once
+        self.freed: set[int] = set()
+        self.visits: Counter[str] = Counter()
+        self.into_shared = False
+
+    @property
+    def tables(self) -> list[list[int]]:
+        return tables(self.twins.cache)
+
+    def step(self, counts: list[int]) -> bool:
+        """Whether there was room; if not, the cache must say what is missing and stay as it is."""
+        twins, counts = self.twins, counts[: len(self.twins.texts)]
+        T = max(1, *counts)
+        tokens = batch(len(counts), T, self.rnd.randrange(1000))
+        needed = 0
+        if self.exact:
+            needed = blocks_needed(self.tables, twins.lengths, counts, self.size)
+        if needed > self.pool.available:
+            why = f"^{needed} blocks are needed, but {self.pool.available} of {self.pool.blocks}"
+            refused(
+                twins.cache, OutOfBlocksError, why,
+                lambda: twins.model(tokens, twins.cache, counts=counts),
+            )  # fmt: skip
+            self.visits["refused"] += 1
+            return False
+        left = self.pool.available - needed
+        self.visits.update(self.states(left))
+        twins.cache.fill_unused(self.rnd.choice([NAN, 1e10]))
+        twins.step(tokens, counts)
+        self.into_shared = False
+        assert not self.exact or self.pool.available == left
+        self.check_owners()
+        return True
+
+    def states(self, left: int) -> set[str]:
+        held, lengths = self.tables, self.twins.lengths
+        owners = Counter(block for table in held for block in table)
+        partial = [
+            owners[table[n // self.size]]
+            for table, n in zip(held, lengths, strict=False)
+            if n % self.size and n // self.size < len(table)
+        ]
+        found = {
+            "mid-block": len(partial) > 0,
+            "at a block's edge": any(n and n % self.size == 0 for n in lengths),
+            "forked": max(owners.values(), default=0) > 1,
+            "shared partial block": max(partial, default=0) > 1,
+            "ends in a shared block after a truncation": self.into_shared,
+            "a block is used again": bool(self.freed & set(owners)),
+            "the last blocks": left == 0,
+        }
+        return {state for state, here in found.items() if here}
+
+    def truncate(self, lengths: list[int]) -> None:
+        full = {block for table in self.tables for block in table}
+        if self.twins.truncate(lengths):
+            self.freed |= full - {block for table in self.tables for block in table}
+            owners = Counter(block for table in self.tables for block in table)
+            self.into_shared = any(
+                n % self.size and n // self.size < len(table) and owners[table[n // self.size]] > 1
+                for n, table in zip(lengths, self.tables, strict=False)
+            )
+        self.check_owners()
+
+    def select(self, rows: list[int]) -> None:
+        full = {block for table in self.tables for block in table}
+        self.twins.select(rows)
+        self.freed |= full - {block for table in self.tables for block in table}
+        self.check_owners()
+
+    def check_owners(self) -> None:
+        owners = Counter(block for table in self.tables for block in table)
+        assert {b: n for b in range(self.pool.blocks) if (n := self.pool.owners(b))} == owners
+
+
+def to_mid_block(s: Schedule) -> None:
+    s.step([s.size + 1, 1, s.size - 1])
+
+
+def to_an_edge(s: Schedule) -> None:
+    s.step([s.size, 2 * s.size, s.size])
+
+
+def to_a_fork_at_an_edge(s: Schedule) -> None:
+    s.step([2 * s.size, s.size, 1])
+    s.select([0, 0, 1])
+
+
+def to_a_shared_partial_block(s: Schedule) -> None:
+    s.step([s.size + s.size // 2, 2, 1])
+    s.select([0, 0, s.rnd.randrange(2)])
+
+
+def to_a_truncation_into_a_shared_block(s: Schedule) -> None:
+    s.step([2 * s.size, 1, 1])
+    s.select([0, 0, 1])
+    s.truncate([2 * s.size, s.size + s.size // 2, s.rnd.randrange(2)])
+
+
+def to_blocks_used_again(s: Schedule) -> None:
+    s.step([s.size, s.size + 1, 2])
+    s.truncate([0, s.size + 1, 0])
+    s.step([s.size + 1, 0, 3])
+
+
+def to_dropped_rows(s: Schedule) -> None:
+    s.step([s.size, 2 * s.size, 1])
+    s.select([2])
+    s.step([s.size])
+    s.select([0, 0])
+
+
+def to_the_last_blocks(s: Schedule) -> None:
+    while max(s.twins.lengths) < 30 and s.step([s.size, 1, 0]):
+        pass
+    while max(s.twins.lengths) < 40 and s.step([1, 0, 0]):
+        pass
+
+
+WAYS = [
+    to_mid_block, to_an_edge, to_a_fork_at_an_edge, to_a_shared_partial_block,
+    to_a_truncation_into_a_shared_block, to_blocks_used_again, to_dropped_rows, to_the_last_blocks,
+]  # fmt: skip
+PER_TOKEN = ["dense", "dense, slot-major", "int8", "int4", "int4, tail of 2"]
+PER_TILE = ["int8 keys per channel, tail of 3", "int4 per channel, no tail"]
+WINDOWS_HERE = ["no window", "3", "3 and 2 sinks", "alternating, local first", "8"]
+
+
+def go_on(s: Schedule) -> None:
+    """One random operation, and a step after it."""
+    lengths = s.twins.lengths
+    operation = s.rnd.randrange(4)
+    if operation == 0:
+        s.truncate([max(0, n - s.rnd.randint(0, s.size + 1)) for n in lengths])
+    elif operation == 1:
+        s.select([s.rnd.randrange(len(lengths)) for _ in range(3)])
+    if max(s.twins.lengths) <= 40:
+        s.step(s.rnd.choice([[1, 1, 1], [4, 4, 4], [s.rnd.randint(0, 3), 1, 0]]))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 16])
+def test_from_every_state_each_step_is_that_of_the_lists(size: int) -> None:
+    visits: Counter[str] = Counter()
+    stores = [*PER_TOKEN, *PER_TILE] if size % 2 == 0 else PER_TOKEN
+    for i, way in enumerate(WAYS * 3):
+        stored = stores[(i + i // len(WAYS)) % len(stores)]
+        windows = WINDOWS_HERE[(i + i // len(WINDOWS_HERE)) % len(WINDOWS_HERE)]
+        # As many as the longest way needs; more behind a tail, which asks for room ahead of time.
+        blocks = max(4, 20 // size) if STORES[stored].tail + STORES[stored].tile == 1 else 50
+        schedule = Schedule(windows, STORES[stored], blocks, size, random.Random(i))
+        way(schedule)
+        for _ in range(3):
+            go_on(schedule)
+        schedule.twins.check()
+        visits += schedule.visits
+    needed = {
+        "at a block's edge", "forked", "a block is used again", "the last blocks", "refused",
+    }  # fmt: skip
+    if size > 1:
+        needed |= {
+            "mid-block", "shared partial block", "ends in a shared block after a truncation",
+        }  # fmt: skip
+    assert {state for state in needed if visits[state] < 2} == set()
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 16])
+def test_which_blocks_a_row_has_does_not_change_one_bit(size: int) -> None:
+    def run(order: list[int]) -> list[torch.Tensor]:
+        model, pool = toy(window=(3, None)), BlockPool(30, size)
+        other = BlockPool(30, size)
+        for one in (pool, other):
+            one.allocate(30)
+            for block in order:  # the last one released is lent first
+                one.release([block])
+        cache = model.new_paged_cache(3, pool, other)
+        out = [model(batch(3, 4), cache, counts=[4, 1, 2])]
+        cache.select([0, 0, 2])
+        out += [model(batch(3, 1, seed), cache) for seed in range(5)]
+        lately = set(lent(cache))
+        assert lately == set(order[-len(lately) :])
+        return out
+
+    plain = run(list(range(30))[::-1])
+    for seed in range(3):
+        order = random.Random(seed).sample(range(30), 30)
+        assert all(map(torch.equal, run(order), plain))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_paged_is_contiguous() -> None:
+    model = toy(window=(3, None)).to("cuda")
+    pools = [BlockPool(20, 4) for _ in range(2)]
+    cache, plain = model.new_paged_cache(3, *pools), model.new_cache(3, 20)
+    try:
+        for seed, counts in enumerate([[4, 1, 2], [1, 1, 1], [0, 3, 5], [1, 1, 1]]):
+            tokens = batch(3, max(counts), seed).cuda()
+            cache.fill_unused(NAN)
+            found, expected = (model(tokens, one, counts=counts) for one in (cache, plain))
+            for row, count in enumerate(counts):
+                if count:
+                    off = (found - expected)[row, -count:].abs().max()
+                    assert off < 1e-9, (seed, row)
+            for one in (cache, plain):
+                one.select([0, 2, 2])
+    finally:
+        model.to("cpu")
+
+
+# ---- The smallest pools
+
+
+def test_a_pool_of_one_block() -> None:
+    model, cache = paged(2, 1, 4)
+    out = model(batch(2, 3), cache, counts=[3, 0])
+    torch.testing.assert_close(out[0], formulas(model, tuple(text(3, 0))), rtol=0, atol=1e-9)
+    why = "^1 blocks are needed, but 0 of 1 are available"
+    refused(cache, OutOfBlocksError, why, lambda: model(batch(2, 1), cache))  # row 1 needs one
+    refused(cache, OutOfBlocksError, why, lambda: model(batch(2, 2), cache, counts=[2, 0]))
+    model(batch(2, 1), cache, counts=[1, 0])  # the block is full now
+    refused(cache, OutOfBlocksError, why, lambda: model(batch(2, 1), cache, counts=[1, 0]))
+    cache.truncate([0, 0])
+    model(batch(2, 4), cache, counts=[0, 4])  # the other row takes it
+    assert tables(cache) == [[], [0]]
+
+
+def test_a_pool_of_two_blocks() -> None:
+    model, cache = grown(2, 2, 2, [1, 0])
+    cache.select([0, 0])
+    model(batch(2, 1), cache)  # a copy for one of them, and the other keeps the first
+    assert lent(cache) == [0, 1]
+    why = "^2 blocks are needed, but 0 of 2"
+    refused(cache, OutOfBlocksError, why, lambda: model(batch(2, 1), cache))
+    cache.select([1])
+    model(batch(1, 1), cache)
+    assert cache.lengths == (3,)
+
+
+# ---- How many blocks a step needs: one too few is refused, just enough is used up
+
+# (tokens of one row of 4-token blocks, the rows forked from it, lengths to truncate them to,
+#  tokens that each adds, blocks needed)
+Need = tuple[int, list[int], list[int], list[int], int]
+NEEDS: list[Need] = [
+    (3, [0], [3], [1], 0),  # fills its block
+    (3, [0], [3], [2], 1),
+    (4, [0], [4], [1], 1),
+    (4, [0], [4], [9], 3),
+    (3, [0, 0], [3, 3], [0, 1], 1),  # a copy
+    (3, [0, 0], [3, 3], [1, 1], 1),  # both write: one copies, and the other is alone then
+    (3, [0, 0, 0], [3, 3, 3], [1, 1, 1], 2),
+    (3, [0, 0, 0], [3, 3, 3], [1, 0, 1], 2),  # the third still reads it
+    (3, [0, 0], [3, 3], [2, 2], 3),  # a copy, and one more block each
+    (4, [0, 0], [4, 4], [1, 1], 2),  # nothing to copy at an edge
+    (8, [0, 0], [8, 6], [1, 1], 2),  # one more block for the first, a copy for the second
+    (8, [0, 0], [6, 6], [0, 3], 2),
+    (8, [0, 0], [4, 8], [1, 0], 1),
+]
+
+
+@pytest.mark.parametrize("need", NEEDS)
+def test_the_blocks_that_a_step_needs(need: Need) -> None:
+    start, rows, lengths, counts, needed = need
+
+    def made(spare: int) -> tuple[Transformer, KVCache]:
+        model, cache = grown(3, -(-start // 4) + spare, 4, [start, 0, 0])
+        cache.select(rows)
+        cache.truncate(lengths)
+        missing = spare - placement(cache).pool.available  # what truncate gave back is not spare
+        assert missing <= 0
+        if missing:
+            placement(cache).pool.allocate(-missing)
+        return model, cache
+
+    T = max(counts)
+    model, cache = made(needed)
+    out = model(batch(len(rows), T, 5), cache, counts=counts)
+    assert placement(cache).pool.available == 0
+    for row, (n, count) in enumerate(zip(lengths, counts, strict=True)):
+        if count:
+            tokens = [*text(start, 0)[:n], *batch(len(rows), T, 5)[row, T - count :].tolist()]
+            expected = formulas(model, tuple(tokens))[-count:]
+            torch.testing.assert_close(out[row, T - count :], expected, rtol=0, atol=1e-9)
+    if needed:
+        model, cache = made(needed - 1)
+        why = f"^{needed} blocks are needed, but {needed - 1} of "
+        step = batch(len(rows), T, 5)
+        refused(cache, OutOfBlocksError, why, lambda: model(step, cache, counts=counts))
+        refused(cache, OutOfBlocksError, why, lambda: cache.check_room(counts))
+
+
+def test_a_block_that_somebody_outside_holds_is_copied_by_every_row() -> None:
+    model, cache = grown(2, 3, 4, [3, 0])
+    pool = placement(cache).pool
+    pool.share([0])
+    cache.select([0, 0])
+    model(batch(2, 1), cache)
+    assert pool.available == 0
+    assert pool.owners(0) == 1
+    assert lent(cache) == [1, 2]
+
+
+def test_a_block_that_can_be_found_is_never_written() -> None:
+    model, cache = grown(2, 3, 4, [3, 0])
+    pool = placement(cache).pool
+    pool.keep([0], lambda block: None)
+    cache.select([0, 0])
+    pool.allocate(1)
+    why = "^2 blocks are needed, but 1 of 3"  # the last one has no block to itself either
+    refused(cache, OutOfBlocksError, why, lambda: model(batch(2, 1), cache))
+    pool.release([1])
+    model(batch(2, 1), cache)
+    assert lent(cache) == [1, 2]
+    assert (pool.free, pool.evictable, pool.in_use) == (0, 1, 2)
+
+
+# ---- Forks
+
+
+def test_a_fork_copies_nothing() -> None:
+    _, cache = grown(3, 6, 4, [6, 0, 0])
+    before, where = snapshot(cache), [x.data_ptr() for x in cache.tensors]
+    cache.select([0, 0, 0])
+    assert cache.lengths == (6, 6, 6)
+    assert tables(cache) == [[0, 1]] * 3
+    assert placement(cache).pool.in_use == 2
+    assert all(map(torch.equal, snapshot(cache)[1], before[1]))
+    assert [x.data_ptr() for x in cache.tensors] == where
+
+
+@pytest.mark.parametrize(
+    ("length", "copied"),
+    [
+        (6, [([4, 5], [8, 9])]),  # two of the four slots of block 1 hold a token
+        (5, [([4], [8])]),
+        (7, [([4, 5, 6], [8, 9, 10])]),
+        (8, []),  # a full block is never written again
+        (4, []),
+    ],
+)
+def test_the_first_write_copies_one_partial_block(
+    length: int, copied: list[tuple[list[int], list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, cache = grown(3, 8, 4, [length, 0, 0])
+    store, seen = cache.groups[0].store, []
+    copy = store.copy_slots
+
+    def note(row: int, source: list[int], target: list[int]) -> None:
+        seen.append((source, target))
+        copy(row, source, target)
+
+    monkeypatch.setattr(store, "copy_slots", note)
+    cache.select([0, 0])
+    model(batch(2, 1), cache, counts=[1, 0])
+    assert seen == copied
+    model(batch(2, 2), cache)  # no block is shared in its middle any more
+    assert seen == copied
+
+
+def test_a_fork_keeps_its_past_when_the_other_row_goes_back_and_on() -> None:
+    model, cache = grown(2, 8, 4, [7, 0])
+    cache.select([0, 0])
+    cache.truncate([7, 5])
+    model(batch(2, 4, 3), cache, counts=[0, 4])
+    out = model(batch(2, 1, 4), cache)
+    kept = [*text(7, 0), *text(1, 400)]
+    other = [*text(5, 0), *text(4, 301), *text(1, 401)]
+    for row, tokens in enumerate([kept, other]):
+        expected = formulas(model, tuple(tokens))[-1]
+        torch.testing.assert_close(out[row, 0], expected, rtol=0, atol=1e-9)
+
+
+# ---- Blocks go back
+
+
+def test_a_shorter_row_gives_blocks_back_and_keeps_the_one_it_ends_in() -> None:
+    _, cache = grown(1, 4, 4, [13])
+    pool = placement(cache).pool
+    for length, held in [(13, 4), (12, 3), (9, 3), (5, 2), (4, 1), (1, 1), (0, 0)]:
+        cache.truncate(length)
+        assert (len(tables(cache)[0]), pool.in_use) == (held, held)
+
+
+def test_what_is_forgotten_twice_is_released_once() -> None:
+    _, cache = grown(2, 4, 4, [5, 2])
+    pool = placement(cache).pool
+    for _ in range(2):
+        cache.truncate(0)
+        cache.reset()
+        assert (pool.free, pool.in_use) == (4, 0)
+    with pytest.raises(BlockNotInUseError, match="block 0 has no owner"):
+        pool.release([0])
+
+
+def test_a_forward_that_ran_out_can_be_made_again_when_there_is_room() -> None:
+    model, cache = grown(2, 2, 4, [4, 3])
+    step = batch(2, 1, 9)
+    refused(cache, OutOfBlocksError, "^1 blocks are", lambda: model(step, cache))
+    cache.select([0])
+    out = model(step[:1], cache)
+    expected = formulas(model, (*text(4, 0), *step[0].tolist()))[-1]
+    torch.testing.assert_close(out[0, 0], expected, rtol=0, atol=1e-9)
+
+
+# ---- What is in the slots
+
+
+def test_slots_and_positions_of_scattered_blocks() -> None:
+    pool = BlockPool(5, 3)
+    pool.allocate(5)
+    for block in (0, 4, 2, 1, 3):
+        pool.release([block])
+    place = Paged(2, pool)
+    queries = torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]])
+    plan = place.plan([0, 0], [4, 2], 4, queries)
+    assert place.tables == [[3, 1], [2]]
+    rows, slots = plan.read
+    assert rows == 0
+    # Block b owns slots 3b, 3b + 1 and 3b + 2. Beyond its end a row reads its first token again.
+    assert slots.tolist() == [[9, 10, 11, 3], [6, 7, 6, 6]]
+    assert plan.positions.tolist() == [[0, 1, 2, 3], [0, 1, -1, -1]]
+    assert plan.target[1].tolist() == [9, 10, 11, 3, 6, 7]
+    assert [x.tolist() for x in plan.source] == [[0, 0, 0, 0, 1, 1], [0, 1, 2, 3, 2, 3]]
+    assert place.held(0, 4, queries.device)[1].tolist() == [[9, 10, 11, 3]]
+    assert place.held(1, 2, queries.device)[1].tolist() == [[6, 7]]
+
+
+def test_entries_are_in_the_order_of_positions() -> None:
+    store = DenseStore(1, 1, 1, 15, 2, 2, torch.float64)
+    pool = BlockPool(5, 3)
+    pool.allocate(5)
+    for block in (0, 4, 2, 1, 3):
+        pool.release([block])
+    cache = KVCache(CacheGroup(Paged(2, pool), store))
+    for start in (0, 4):
+        cache.reserve([4, 2], 4)
+        new = torch.arange(16.0, dtype=torch.float64).view(2, 1, 4, 2) + 100 * start
+        cache.update(0, new, -new)
+    # The second row adds the last two of four tokens, twice.
+    keys, values = cache.entries(0, 1)
+    assert keys.tolist() == [[[12, 13], [14, 15], [412, 413], [414, 415]]]
+    assert torch.equal(values, -keys)
+
+
+def test_slots_of_a_huge_pool_are_not_cut_off() -> None:
+    """Block 32,768 of 65,536 tokens starts at slot 2 ** 31: too large for 32 bits."""
+    pool = BlockPool(32_770, 65_536)
+    before = pool.allocate(32_768)
+    place = Paged(1, pool)
+    plan = place.plan([0], [2], 2, torch.tensor([[0, 1]]))
+    assert place.tables == [[32_768]]
+    pool.release(before)
+    for slots in (plan.read[1], plan.target[1], place.held(0, 2, torch.device("cpu"))[1]):
+        assert slots.dtype == torch.int64
+        assert slots.flatten().tolist() == [2_147_483_648, 2_147_483_649]
+    assert place.take_unused([2])[-2:] == [
+        (0, 2_147_483_650, 2_147_549_184),
+        (0, 2_147_549_184, 2_147_614_720),
+    ]
+
+
+def test_what_is_not_a_number_in_one_row_stays_there() -> None:
+    _, cache = paged(2, 6, 4)
+    cache.reserve([1, 5], 5)
+    keys = torch.randn(2, 2, 5, 6, dtype=torch.float64)
+    keys[1] = NAN
+    out = attend(torch.randn(2, 4, 5, 6, dtype=torch.float64), cache.update(0, keys, keys), 1.0)
+    assert not out[0, :, -1].isnan().any()
+    assert out[1].isnan().all()
+
+
+def test_an_empty_row_beside_others_reads_what_is_there() -> None:
+    model, cache = grown(2, 6, 4, [2, 1])
+    cache.truncate([0, 1])
+    cache.fill_unused(NAN)  # block 0, which the first row had, too
+    assert not model(batch(2, 3), cache, counts=[0, 3]).isnan().any()
+
+
+def test_no_row_with_a_token() -> None:
+    model, cache = paged(2, 6, 4)
+    cache.fill_unused(NAN)
+    assert not model(batch(2, 1), cache, counts=[0, 0]).isnan().any()
+    assert cache.lengths == (0, 0)
+
+
+# ---- Sizes
+
+# Keys and values of 2 layers, 2 heads of width 6, 8 bytes each.
+BYTES_PER_TOKEN = 2 * 2 * 2 * 6 * 8
+
+
+def test_a_slot_that_rows_share_counts_once() -> None:
+    model, cache = grown(3, 6, 4, [6, 1, 0])
+    assert cache.used_bytes == 7 * BYTES_PER_TOKEN
+    cache.select([0, 0, 1])
+    assert cache.used_bytes == 7 * BYTES_PER_TOKEN
+    cache.truncate([6, 5, 1])  # position 5 is still the first row's
+    assert cache.used_bytes == 7 * BYTES_PER_TOKEN
+    model(batch(3, 1), cache, counts=[0, 1, 0])  # copies position 4 and writes position 5
+    assert cache.used_bytes == 9 * BYTES_PER_TOKEN
+    cache.select([2])
+    assert cache.used_bytes == 1 * BYTES_PER_TOKEN
+    assert cache.allocated_bytes == 24 * BYTES_PER_TOKEN
+
+
+# ---- Adopted tables
+
+
+def begun(prompt: int = 9, blocks: int = 8) -> tuple[Transformer, KVCache, PrefixCache]:
+    """Rows 0 and 1 over one pool with a prefix cache, in which a prompt was run and has ended."""
+    model, pool = toy(), BlockPool(blocks, 4)
+    cache, prefix = model.new_paged_cache(2, pool), PrefixCache(pool, "toy")
+    sequence = prefix.begin(text(prompt))
+    cache.adopt(0, sequence.blocks, 0)
+    model(torch.tensor([text(prompt)] * 2), cache, counts=[prompt, 0])
+    prefix.commit(sequence, prompt)
+    cache.release(0)
+    prefix.end(sequence)
+    return model, cache, prefix
+
+
+def test_a_row_that_starts_on_a_found_prefix_is_a_cold_run() -> None:
+    model, cache, prefix = begun()
+    cache.fill_unused(NAN)
+    first = [*text(9), 3, 1]
+    second = [*text(8), 5]
+    sequences = [prefix.begin(first), prefix.begin(second)]
+    assert [s.cached_tokens for s in sequences] == [8, 8]
+    for row, sequence in enumerate(sequences):
+        cache.adopt(row, sequence.blocks, 8)
+    assert cache.lengths == (8, 8)
+    tokens = torch.tensor([first[8:], [0, 0, 5]])
+    out = model(tokens, cache, counts=[3, 1])
+    for row, new in enumerate([first, second]):
+        count = len(new) - 8
+        expected = formulas(model, tuple(new))[-count:]
+        torch.testing.assert_close(out[row, -count:], expected, rtol=0, atol=1e-9)
+
+
+def test_a_row_grows_when_the_owner_appends() -> None:
+    model, cache, prefix = begun()
+    sequence = prefix.begin(text(4))
+    cache.adopt(0, sequence.blocks, 0)
+    one = torch.tensor([text(5)[4:]] * 2)
+    model(torch.tensor([text(4)] * 2), cache, counts=[4, 0])
+    why = "row 0 has adopted a table of 1 blocks, which do not take tokens 4 to 4; let its owner"
+    refused(cache, OutOfBlocksError, why, lambda: model(one, cache, counts=[1, 0]))
+    prefix.append(sequence, text(5)[4:])
+    out = model(one, cache, counts=[1, 0])
+    torch.testing.assert_close(out[0, 0], formulas(model, tuple(text(5)))[4], rtol=0, atol=1e-9)
+    assert placement(cache).tables[0] is sequence.blocks
+
+
+def test_releasing_a_row_gives_the_table_back_and_frees_nothing() -> None:
+    model, cache, prefix = begun()
+    sequence = prefix.begin(text(6))
+    cache.adopt(0, sequence.blocks, 4)
+    held, in_use = list(sequence.blocks), prefix.pool.in_use
+    for lengths in ([3, 0], [0, 0]):
+        cache.truncate(lengths)
+        assert tables(cache)[0] == held  # a shorter row is still on its table
+    cache.release(0)
+    assert tables(cache) == [[], []]
+    assert (sequence.blocks, prefix.pool.in_use, cache.lengths) == (held, in_use, (0, 0))
+    prefix.end(sequence)
+    model(torch.tensor([text(6)] * 2), cache, counts=[6, 0])  # the row has blocks of its own now
+    assert placement(cache).pool.in_use == 2
+
+
+def test_a_row_that_has_not_begun_keeps_its_table_when_another_goes_back() -> None:
+    cache, table = owned()
+    cache.adopt(1, table, 0)
+    cache.truncate([0, 0])
+    assert placement(cache).tables[1] is table
+
+
+def test_a_reset_gives_every_table_back() -> None:
+    cache, table = owned()
+    cache.adopt(1, table, 5)
+    cache.reset()
+    assert (tables(cache), cache.lengths, placement(cache).pool.in_use) == ([[], []], (0, 0), 2)
+    cache.adopt(1, table, 5)
+
+
+def test_a_table_is_taken_once_and_given_back_once() -> None:
+    cache, table = owned()
+    cache.adopt(1, table, 0)
+    refused(cache, ValueError, "release", lambda: cache.adopt(1, table, 0))
+    cache.release(1)
+    for row in (1, 0, 7):
+        refused(cache, ValueError, "no adopted table", lambda row=row: cache.release(row))
+
+
+@pytest.mark.parametrize("change", ["adopt", "release"])
+def test_a_step_begun_before_a_table_changed_hands_writes_nothing(change: str) -> None:
+    """Its plan names slots that may be somebody else's now."""
+    cache, table = owned()
+    if change == "release":
+        cache.adopt(1, table, 5)
+    cache.reserve([1, 0], 1)
+    cache.release(1) if change == "release" else cache.adopt(1, table, 5)
+    new = torch.ones(2, 2, 1, 6, dtype=torch.float64)
+    with pytest.raises(ValueError, match="without reserve"):
+        cache.update(0, new, new)
+    assert not any(tensor.any() for tensor in cache.tensors)
+
+
+def test_a_tail_and_an_adopted_table_do_not_go_together() -> None:
+    pool = BlockPool(4, 4)
+    cache = toy().new_paged_cache(1, pool, tail=3)
+    table = pool.allocate(1)
+    with pytest.raises(ValueError, match="without a tail"):
+        cache.adopt(0, table, 4)
+    assert (placement(cache).tables, cache.lengths) == ([[]], (0,))
+
+
+def test_two_groups_need_two_pools() -> None:
+    pool = BlockPool(4, 4)
+    with pytest.raises(ValueError, match="BlockPool of its own"):
+        toy(window=(3, None)).new_paged_cache(1, pool, pool)
+    assert pool.in_use == 0
+
+
+def test_blocks_that_can_be_found_are_room_for_others() -> None:
+    model, cache, prefix = begun(blocks=3)
+    assert (prefix.pool.free, prefix.pool.evictable) == (1, 2)
+    out = model(batch(2, 12), cache, counts=[12, 0])
+    torch.testing.assert_close(out[0], formulas(model, tuple(text(12, 0))), rtol=0, atol=1e-9)
+    assert prefix.cached_blocks == 0
+    why = "^1 blocks are needed, but 0 of 3"
+    refused(cache, OutOfBlocksError, why, lambda: model(batch(2, 1), cache, counts=[0, 1]))
+
+
+def owned(blocks: int = 2) -> tuple[KVCache, list[int]]:
+    _, cache = paged(2, 6, 4)
+    return cache, placement(cache).pool.allocate(blocks)
+
+
+@pytest.mark.parametrize("length", [9, -1, 2.0, None])
+def test_a_table_too_short_is_refused(length: Any) -> None:
+    cache, table = owned()
+    why = "a table of 2 blocks of 4 holds 0 to 8 tokens, got a length of"
+    refused(cache, ValueError, why, lambda: cache.adopt(0, table, length))
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ([0, 2, 3], r"blocks \[2, 3\] of the table have no owner"),
+        ([0, 6], "there is no block 6"),
+        ([-1], "there is no block -1"),
+    ],
+)
+def test_blocks_without_an_owner_are_refused(table: list[int], why: str) -> None:
+    cache, _ = owned()
+    refused(cache, BlockNotInUseError, why, lambda: cache.adopt(0, table, 1))
+
+
+def test_blocks_that_can_be_found_but_have_no_owner_are_refused() -> None:
+    _, cache, prefix = begun()
+    assert prefix.pool.evictable == 2
+    refused(cache, BlockNotInUseError, "no owner", lambda: cache.adopt(0, [0, 1], 8))
+
+
+@pytest.mark.parametrize("row", [2, -1, None])
+def test_rows_that_are_not_there_are_refused(row: Any) -> None:
+    cache, table = owned()
+    refused(cache, ValueError, "needs an active row", lambda: cache.adopt(row, table, 1))
+
+
+def test_a_row_with_tokens_is_refused() -> None:
+    _, cache = grown(2, 6, 4, [1, 0])
+    table = placement(cache).pool.allocate(1)
+    why = r"row without tokens, got row 0; present lengths are \[1, 0\]"
+    refused(cache, ValueError, why, lambda: cache.adopt(0, table, 1))
+
+
+def test_other_placements_have_no_tables() -> None:
+    cache = toy().new_cache(1, 8)
+    with pytest.raises(ValueError, match=r"paged placement, but a group has a Contiguous; make"):
+        cache.adopt(0, [0], 1)
+    assert cache.lengths == (0,)
+
+
+def test_one_group_without_tables_stops_them_all() -> None:
+    place = Paged(1, BlockPool(2, 4))
+    stores = [DenseStore(1, 1, 2, 8, 6, 6) for _ in range(2)]
+    cache = KVCache(
+        CacheGroup(place, stores[0]), CacheGroup(Contiguous(1, 8), stores[1]), pattern=[0, 1]
+    )
+    table = place.pool.allocate(1)
+    with pytest.raises(ValueError, match="Contiguous"):
+        cache.adopt(0, table, 1)
+    assert (place.tables, cache.lengths) == ([[]], (0,))
+
+
+def test_adopted_rows_are_neither_forked_nor_moved() -> None:
+    cache, table = owned()
+    cache.adopt(1, table, 5)
+    why = r"rows \[1\] are on adopted tables, which cannot be forked or moved"
+    for rows in ([1, 1], [1, 0], [0]):
+        refused(cache, ValueError, why, lambda rows=rows: cache.select(rows))
+    cache.release(1)
+    cache.select([1, 0])
+
+
+@pytest.mark.parametrize("start", [4, 6])
+def test_what_can_be_found_is_not_written_by_a_row_that_stopped_before(start: int) -> None:
+    """The row has adopted less than its blocks hold, or went back; the blocks are final."""
+    model, cache, prefix = begun()
+    sequence = prefix.begin(text(9))
+    cache.adopt(0, sequence.blocks, start)
+    why = rf"tokens {start} to {start} of row 0 would go into blocks \[{sequence.blocks[1]}\] of"
+    step = batch(2, 1)
+    refused(cache, ValueError, why, lambda: model(step, cache, counts=[1, 0]))
+    model(step, cache, counts=[0, 1])  # the other row is free to go on
+
+
+def test_blocks_after_the_first_one_are_looked_at_too() -> None:
+    cache, table = owned(3)
+    placement(cache).pool.share(table[2:])
+    cache.adopt(0, table, 2)
+    model = toy()
+    refused(
+        cache, ValueError, rf"into blocks \[{table[2]}\]",
+        lambda: model(batch(2, 7), cache, counts=[7, 0]),
+    )  # fmt: skip
+    model(batch(2, 6), cache, counts=[6, 0])  # up to the edge of the shared one
+
+
+# ---- Poison: every slot without a token, and no slot that somebody else needs
+
+
+def holes(cache: KVCache) -> list[int]:
+    """Slots that are not numbers any more, the same in all layers and heads."""
+    cache.fill_unused(NAN)
+    keys = cache.tensors[0].isnan()
+    assert all(x.isnan().equal(keys) for x in cache.tensors)
+    assert (keys == keys[:1, :, :1, :, :1]).all()
+    return keys[0, 0, 0, :, 0].nonzero().flatten().tolist()
+
+
+def test_unused_are_free_blocks_and_the_rest_of_the_last_ones() -> None:
+    _, cache = grown(2, 4, 4, [6, 1])
+    # Block 0 is full, block 1 holds two tokens, block 2 one, block 3 is free.
+    assert holes(cache) == [6, 7, 9, 10, 11, 12, 13, 14, 15]
+
+
+def test_a_shared_block_is_used_as_far_as_the_longest_row_goes() -> None:
+    _, cache = grown(2, 4, 4, [7, 0])
+    cache.select([0, 0])
+    cache.truncate([5, 7])
+    assert holes(cache) == [7, 8, 9, 10, 11, 12, 13, 14, 15]
+
+
+def test_blocks_of_others_are_not_unused() -> None:
+    _, cache = grown(2, 4, 4, [2, 0])
+    placement(cache).pool.allocate(2)  # blocks 1 and 2
+    assert holes(cache) == [2, 3, 12, 13, 14, 15]
+    placement(cache).pool.share([0])  # whoever it is may have written more than the row
+    assert holes(cache) == [2, 3, 12, 13, 14, 15]  # still, from before
+    cache.fill_unused(0.0)
+    assert cache.tensors[0][0, 0, 0, :, 0].isnan().nonzero().flatten().tolist() == [2, 3]
+
+
+def test_blocks_that_can_be_found_are_not_unused() -> None:
+    model, cache, prefix = begun()  # blocks 0 and 1 are evictable, six are free
+    assert holes(cache) == list(range(8, 32))
+    sequence = prefix.begin([*text(8), 7, 8])
+    cache.adopt(0, sequence.blocks, 8)
+    cache.truncate([3, 0])  # the row is shorter now, the cached block is what it was
+    holes(cache)
+    cache.release(0)
+    cache.adopt(0, sequence.blocks, 8)
+    out = model(torch.tensor([[7, 8]] * 2), cache, counts=[2, 0])
+    expected = formulas(model, (*text(8), 7, 8))[-2:]
+    torch.testing.assert_close(out[0], expected, rtol=0, atol=1e-9)
+
+
+# ---- Requests that come and go on adopted tables, beside each other and beside a row of its own
+
+
+class Requests:
+    """Rows 0 and 1 are on adopted tables of requests; row 2 has blocks of its own."""
+
+    def __init__(self, size: int) -> None:
+        self.rnd, self.visits, self.model = random.Random(size), Counter[str](), toy()
+        pool = BlockPool(30 // size + 3, size)
+        self.cache, self.prefix = self.model.new_paged_cache(3, pool), PrefixCache(pool, "toy")
+        self.live: dict[int, tuple[CachedSequence, list[int]]] = {}  # and tokens still to come
+        self.own: list[int] = []
+
+    def begin(self, row: int) -> None:
+        rnd = self.rnd
+        prompt = [*text(rnd.choice([3, 5, 8])), *text(rnd.randint(1, 3), rnd.randrange(3))]
+        try:
+            sequence = self.prefix.begin(prompt)
+        except OutOfBlocksError:
+            return
+        self.cache.adopt(row, sequence.blocks, sequence.cached_tokens)
+        self.live[row] = sequence, text(rnd.randint(1, 4), rnd.randrange(99))
+        self.visits["found"] += sequence.cached_tokens > 0
+        blocks = [set(one.blocks) for one, _ in self.live.values()]
+        self.visits["two requests on one block"] += len(set.union(*blocks)) < sum(map(len, blocks))
+
+    def step(self) -> None:
+        new: list[list[int]] = [[], [], text(self.rnd.randint(0, 2), self.rnd.randrange(99))]
+        for row, (sequence, _) in self.live.items():
+            new[row] = sequence.tokens[sequence.written :].tolist()
+        T = max(1, *map(len, new))
+        step = torch.tensor([[0] * (T - len(tokens)) + tokens for tokens in new])
+        self.cache.fill_unused(self.rnd.choice([NAN, 1e10]))
+        try:
+            self.cache.check_room([len(tokens) for tokens in new])
+        except OutOfBlocksError:
+            self.visits["no room for row 2"] += 1
+            self.cache.truncate([*self.cache.lengths[:2], 0])
+            self.own, new[2] = [], []
+        out = self.model(step, self.cache, counts=[len(tokens) for tokens in new])
+        self.own += new[2]
+        texts = {row: sequence.tokens.tolist() for row, (sequence, _) in self.live.items()}
+        for row, tokens in (texts | {2: self.own}).items():
+            if new[row]:
+                expected = formulas(self.model, tuple(tokens))[-len(new[row]) :]
+                found = out[row, -len(new[row]) :]
+                torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+    def go_on_or_end(self, row: int) -> None:
+        sequence, more = self.live[row]
+        self.prefix.commit(sequence, len(sequence.tokens))
+        if more and self.prefix.pool.available:
+            self.prefix.append(sequence, [more.pop()])
+            return
+        self.cache.release(row)
+        self.prefix.end(sequence)
+        del self.live[row]
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_requests_over_a_prefix_cache_are_cold_runs(size: int) -> None:
+    requests = Requests(size)
+    for _ in range(60):
+        for row in (0, 1):
+            if row not in requests.live and requests.rnd.random() < 0.7:
+                requests.begin(row)
+        requests.step()
+        for row in list(requests.live):
+            requests.go_on_or_end(row)
+    for state in ("found", "two requests on one block", "no room for row 2"):
+        assert requests.visits[state] > 1, state

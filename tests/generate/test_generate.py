@@ -1,0 +1,221 @@
+"""The two loops: what they feed, what they return, and that both return the same."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from oracles.toys import reference_logits, text, toy
+
+from kvbook.errors import CacheFullError
+from kvbook.generate import (
+    Sampler,
+    generate_cached,
+    generate_naive,
+    left_pad,
+    stream_cached,
+    stream_naive,
+)
+from kvbook.model.transformer import Transformer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PROMPTS = [text(4, seed=1), text(1, seed=2), text(7, seed=3)]
+
+
+def greedy_by_hand(model: Transformer, prompt: list[int], n: int) -> list[int]:
+    """The most likely token, n times, by the formulas of ``toys`` alone."""
+    tokens = list(prompt)
+    for _ in range(n):
+        tokens.append(int(reference_logits(model, tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def sampler(seed: int) -> Sampler:
+    generator = torch.Generator().manual_seed(seed)
+    return Sampler(temperature=1.5, top_k=20, top_p=0.95, generator=generator)
+
+
+@pytest.fixture
+def fed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shape of the tokens of every forward pass."""
+    shapes: list[tuple[int, ...]] = []
+    forward = Transformer.forward
+
+    def recording(self: Transformer, tokens: torch.Tensor, *args: object, **kw: object) -> object:
+        shapes.append(tuple(tokens.shape))
+        return forward(self, tokens, *args, **kw)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Transformer, "forward", recording)
+    return shapes
+
+
+# ---- The same text
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_greedy_text_is_the_most_likely_token_at_each_step(
+    window: int | None, seed: int
+) -> None:
+    model = toy(seed=seed, window=window)
+    expected = [greedy_by_hand(model, prompt, 9) for prompt in PROMPTS]
+    assert len({token for one in expected for token in one}) > 3, "a text worth comparing"
+    assert generate_cached(model, PROMPTS, 9) == expected
+    assert generate_naive(model, PROMPTS, 9) == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sampled_text_is_the_same_with_and_without_a_cache(seed: int) -> None:
+    model = toy()
+    cached = generate_cached(model, PROMPTS, 12, sampler(seed))
+    assert cached == generate_naive(model, PROMPTS, 12, sampler(seed))
+    assert cached != generate_cached(model, PROMPTS, 12, sampler(seed + 100))
+
+
+def test_a_batch_of_ragged_prompts_is_its_solo_runs() -> None:
+    model = toy()
+    alone = [generate_cached(model, [prompt], 9)[0] for prompt in PROMPTS]
+    assert generate_cached(model, PROMPTS, 9) == alone
+    assert generate_naive(model, PROMPTS, 9) == alone
+
+
+def test_a_batch_in_another_order_is_the_same_texts() -> None:
+    model = toy()
+    assert generate_cached(model, PROMPTS[::-1], 6) == generate_cached(model, PROMPTS, 6)[::-1]
+
+
+# ---- What is fed
+
+
+def test_the_cached_loop_feeds_the_prompt_and_then_one_token_a_step(
+    fed: list[tuple[int, ...]],
+) -> None:
+    generate_cached(toy(), [text(5)], 4)
+    assert fed == [(1, 5), (1, 1), (1, 1), (1, 1)]
+
+
+def test_the_naive_loop_feeds_everything_again(fed: list[tuple[int, ...]]) -> None:
+    generate_naive(toy(), [text(5)], 4)
+    assert fed == [(1, 5), (1, 6), (1, 7), (1, 8)]
+
+
+def test_the_last_token_is_never_fed_back() -> None:
+    """So a prompt of 5 and 4 new tokens need 8 slots."""
+    model, prompt = toy(), text(5)
+    cache = model.new_cache(1, 8)
+    new = generate_cached(model, [prompt], 4, cache=cache)
+    assert cache.lengths == (8,)
+    assert len(new[0]) == 4
+
+
+def test_one_new_token_needs_no_decode_step(fed: list[tuple[int, ...]]) -> None:
+    assert len(generate_cached(toy(), [text(5)], 1)[0]) == 1
+    assert fed == [(1, 5)]
+
+
+# ---- Step by step
+
+
+@pytest.mark.parametrize("stream", [stream_cached, stream_naive])
+def test_a_stream_yields_one_token_per_row_and_works_only_when_asked(
+    stream: object, fed: list[tuple[int, ...]]
+) -> None:
+    model = toy()
+    steps: Iterator[torch.Tensor] = stream(model, PROMPTS, 6)  # type: ignore[operator]
+    assert fed == []
+    first = next(steps)
+    assert len(fed) == 1
+    assert first.shape == (3,)
+    assert first.dtype == torch.int64
+    rest = list(steps)
+    assert len(rest) == 5
+    columns = torch.stack([first, *rest], 1).tolist()
+    assert columns == [greedy_by_hand(model, prompt, 6) for prompt in PROMPTS]
+
+
+def test_a_stream_that_is_left_leaves_a_cache_to_go_on_with() -> None:
+    model, prompt = toy(), text(5)
+    expected = greedy_by_hand(model, prompt, 6)
+    cache = model.new_cache(1, 20)
+    steps = stream_cached(model, [prompt], 6, cache=cache)
+    taken = [next(steps).item() for _ in range(3)]
+    assert cache.lengths == (7,)  # the prompt and two tokens: the third was not fed back
+    assert taken == expected[:3]
+    assert generate_cached(model, [[taken[-1]]], 3, cache=cache) == [expected[3:]]
+
+
+def test_a_cache_that_holds_text_is_continued() -> None:
+    model, prompt = toy(), text(8)
+    cache = model.new_cache(1, 20)
+    model(torch.tensor([prompt[:5]]), cache)
+    expected = greedy_by_hand(model, prompt, 6)
+    assert generate_cached(model, [prompt[5:]], 6, cache=cache) == [expected]
+
+
+def test_rows_that_hold_different_lengths_are_continued() -> None:
+    model, texts = toy(), [text(8, seed=1), text(8, seed=2)]
+    cache = model.new_cache(2, 20)
+    model(torch.tensor([texts[0][:5], texts[1][:5]]), cache, counts=[2, 5])
+    held = [texts[0][3:5], texts[1][:5]]
+    asked = [texts[0][5:8], texts[1][5:6]]
+    expected = [greedy_by_hand(model, a + b, 5) for a, b in zip(held, asked, strict=True)]
+    assert generate_cached(model, asked, 5, cache=cache) == expected
+
+
+# ---- Stop tokens
+
+
+@pytest.mark.parametrize("loop", [generate_cached, generate_naive])
+def test_a_row_ends_before_its_first_stop_token(
+    loop: object, fed: list[tuple[int, ...]]
+) -> None:
+    model = toy()
+    free = [greedy_by_hand(model, prompt, 9) for prompt in PROMPTS]
+    stop = free[0][3]
+    expected = [one[: one.index(stop)] if stop in one else one for one in free]
+    assert len({len(one) for one in expected}) > 1, "rows should end at different steps"
+    assert loop(model, PROMPTS, 9, stop_tokens=[stop]) == expected  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("loop", [generate_cached, generate_naive])
+def test_the_loop_ends_when_every_row_has(loop: object, fed: list[tuple[int, ...]]) -> None:
+    model, prompt = toy(), text(4, seed=1)
+    free = greedy_by_hand(model, prompt, 9)
+    first = free.index(free[2])
+    new = loop(model, [prompt], 9, stop_tokens={free[2]})  # type: ignore[operator]
+    assert new == [free[:first]]
+    assert len(fed) == first + 1
+
+
+def test_a_first_token_that_stops_leaves_an_empty_text() -> None:
+    model, prompt = toy(), text(4, seed=1)
+    (first,) = greedy_by_hand(model, prompt, 1)
+    assert generate_cached(model, [prompt], 9, stop_tokens=[first]) == [[]]
+
+
+def test_several_stop_tokens_each_stop() -> None:
+    model = toy()
+    free = [greedy_by_hand(model, prompt, 9) for prompt in PROMPTS]
+    stops = {free[0][4], free[2][2]}
+    ends = [next((i for i, t in enumerate(one) if t in stops), 9) for one in free]
+    expected = [one[:end] for one, end in zip(free, ends, strict=True)]
+    assert generate_cached(model, PROMPTS, 9, stop_tokens=stops) == expected
+
+
+# ---- Padding and room
+
+
+def test_prompts_are_padded_on_the_left() -> None:
+    tokens, counts = left_pad([[7, 8, 9], [5], [1, 2]])
+    assert tokens.tolist() == [[7, 8, 9], [0, 0, 5], [0, 1, 2]]
+    assert tokens.dtype == torch.int64
+    assert counts == [3, 1, 2]
+
+
+def test_generation_may_fill_the_cache_and_the_positions_to_the_last() -> None:
+    model, prompt = toy(max_positions=12), text(5)
+    assert len(generate_cached(model, [prompt], 8)[0]) == 8
+    assert len(generate_cached(model, [prompt], 8, cache=model.new_cache(1, 12))[0]) == 8
+    with pytest.raises(CacheFullError, match=r"need 13 positions, but the model has 12"):
+        generate_cached(model, [prompt], 9)
+    with pytest.raises(CacheFullError, match=r"need 13 positions, but the model has 12"):
+        generate_naive(model, [prompt], 9)
