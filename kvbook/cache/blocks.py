@@ -40,6 +40,7 @@ class BlockPool:
         self._evictable: OrderedDict[int, None] = OrderedDict()  # longest without owner first
         self._owners = [0] * blocks
         self._kept: dict[int, Callable[[int], None]] = {}  # block → whom to tell of its reuse
+        self._claimed = False  # whether a cache's storage stands behind these blocks
 
     @property
     def free(self) -> int:
@@ -160,6 +161,19 @@ class BlockPool:
         [copy] = self.allocate(1)
         self.release([block])
         return copy
+
+    def check_unclaimed(self) -> None:
+        """Raise ``ValueError`` if a cache's storage stands behind these blocks already."""
+        if self._claimed:
+            raise ValueError(
+                "the pool's blocks are slots of another cache's storage, so their numbers would "
+                "mean two things; make a BlockPool for each cache, and a PrefixCache for each pool"
+            )
+
+    def claim(self) -> None:
+        """From now on a block is a place in one cache's storage, and in no other's."""
+        self.check_unclaimed()
+        self._claimed = True
 
     def _not_in_use(self, block: int) -> BlockNotInUseError:
         if type(block) is not int or not 0 <= block < self.blocks:
