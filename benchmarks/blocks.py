@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.decode import Row, machine
+from kvbook.cache.block_key import Identity
 from kvbook.cache.blocks import BlockPool
 from kvbook.cache.prefix import PrefixCache
 
@@ -69,7 +70,7 @@ def new_prompts(count: int, draw: random.Random) -> Prompts:
 def serve(prefix: PrefixCache, prompts: Prompts, found: int, salt: int = 0) -> None:
     """Each prompt from begin to end. ``ValueError`` if one finds other than ``found`` tokens."""
     for prompt in prompts:
-        sequence = prefix.begin(prompt, salt=salt)
+        sequence = prefix.begin(prompt, Identity(salt=salt))
         if sequence.cached_tokens != found:
             raise ValueError(
                 f"{sequence.cached_tokens} tokens were found, expected are {found}; do not time "
