@@ -15,7 +15,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 Part = str | bytes | int | None
 Span = tuple[int, int, Part]  # positions start … stop-1 show the content named by the tag
@@ -95,7 +95,7 @@ class Identity:
     content: Sequence[Span] = ()
 
     def __post_init__(self) -> None:
-        self.for_all_blocks()
+        encode(self.adapter), encode(self.salt)
         if not isinstance(self.content, list | tuple):
             raise ValueError(
                 f"content must be a list of (start, stop, tag), got {self.content!r:.60}"
@@ -110,6 +110,7 @@ class Identity:
             end = stop
         object.__setattr__(self, "content", tuple(self._spans()))  # what comes later is not seen
 
+    @cached_property
     def for_all_blocks(self) -> bytes:
         """The part of the first block's text, and so of every key."""
         return encode(self.adapter) + encode(self.salt)

@@ -88,8 +88,10 @@ class BlockPool:
             )
         taken = free[: -n - 1 : -1]  # from the top of the stack, n of them or all
         del free[-n:]
-        while len(taken) < n:
-            taken.append(self._evict())
+        for _ in range(n - len(taken)):
+            block, _ = self._evictable.popitem(last=False)
+            taken.append(block)
+            self._kept.pop(block)(block)
         for block in taken:
             owners[block] = 1
         return taken
@@ -213,12 +215,6 @@ class BlockPool:
                     f"block {block} has {self._owners[block]} owners and cannot be released "
                     f"{times} times; release() it once for each allocate() and share()"
                 )
-
-    def _evict(self) -> int:
-        block, _ = self._evictable.popitem(last=False)
-        forget = self._kept.pop(block)
-        forget(block)
-        return block
 
 
 def not_a_list(blocks: object) -> ValueError:

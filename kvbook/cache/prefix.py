@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Optional
 
-from kvbook.cache.block_key import Identity, Part, encode, header, sha256, token_array
+from kvbook.cache.block_key import (
+    Identity,
+    Part,
+    delimited,
+    encode,
+    header,
+    sha256,
+    token_array,
+)
 from kvbook.cache.blocks import BlockPool
 from kvbook.errors import OutOfBlocksError, SequenceEndedError
 
@@ -167,18 +175,18 @@ class PrefixCache:
         sequence.written = length
         if sequence.private:
             return []
-        chain = sequence.chain
-        first, stop = len(chain), length // self.pool.block_size
+        chain, by_key, by_block = sequence.chain, self._by_key, self._by_block
         parent = chain[-1] if chain else None
         kept: list[int] = []
         swapped: list[int] = []
+        first, stop = len(chain), length // self.pool.block_size
         try:
-            for place, text in enumerate(self._texts(sequence, first, stop), first):
-                own, key = sequence.blocks[place], self.key_of(parent, text)
-                cached = self._by_key.get(key)
+            for place, (key, text) in enumerate(self.keyed(sequence, first, stop), first):
+                own = sequence.blocks[place]
+                cached = by_key.get(key)
                 if cached is None:
                     cached = CachedBlock(own, key, parent, text)
-                    self._by_key[key] = self._by_block[own] = cached
+                    by_key[key] = by_block[own] = cached
                     kept.append(own)
                 elif self.confirms(cached, parent, text):
                     self.pool.share([cached.block])
@@ -233,11 +241,26 @@ class PrefixCache:
             sequence.private = True
             sequence.chain.clear()
 
-    def key_of(self, parent: CachedBlock | None, text: bytes) -> bytes:
-        """The key of a block: a digest of the key of the block before it and of its own text."""
-        if parent is None:
-            return self._digest(text)
-        return self._digest(header(b"b", len(parent.key)) + parent.key + text)
+    def keyed(
+        self, sequence: CachedSequence, first: int, stop: int
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and texts of blocks first … stop-1, all of them full, those before being cached.
+
+        A key is the digest of the key before it and of the block's own text.
+        """
+        size, width, beside = self.pool.block_size, self._block_bytes, sequence.beside
+        tokens = sequence.tokens[first * size : stop * size].tobytes()
+        before = delimited(b"b", sequence.chain[-1].key) if first else b""
+        kind, digest = header(b"t", width), self._digest
+        for place, start in enumerate(range(0, len(tokens), width), first):
+            text = kind + tokens[start : start + width]
+            if place in beside:
+                text += beside[place]
+            if place == 0:
+                text = self._common + sequence.identity.for_all_blocks + text
+            key = digest(before + text)
+            yield key, text
+            before = header(b"b", len(key)) + key
 
     def confirms(self, cached: CachedBlock, parent: CachedBlock | None, text: bytes) -> bool:
         """Whether a block found by its key holds what was asked for, and not a collision.
@@ -246,31 +269,18 @@ class PrefixCache:
         """
         return cached.parent is parent and cached.text == text
 
-    def _texts(self, sequence: CachedSequence, first: int, stop: int) -> Iterator[bytes]:
-        """What blocks first … stop-1, all of them full, stand for, beside the blocks before."""
-        size, width, beside = self.pool.block_size, self._block_bytes, sequence.beside
-        before = header(b"t", width)
-        if first == 0:
-            before = self._common + sequence.identity.for_all_blocks() + before
-        tokens = sequence.tokens[first * size : stop * size].tobytes()
-        for place in range(first, stop):
-            start = (place - first) * width
-            text = before + tokens[start : start + width]
-            yield text + beside[place] if place in beside else text
-            before = header(b"t", width)
-
     def _match(self, sequence: CachedSequence) -> None:
         """Fill the chain with what is cached, without taking it."""
-        parent = None
+        chain, by_key, parent = sequence.chain, self._by_key, None
         full = (len(sequence.tokens) - 1) // self.pool.block_size
-        for text in self._texts(sequence, 0, full):
-            cached = self._by_key.get(self.key_of(parent, text))
+        for key, text in self.keyed(sequence, 0, full):
+            cached = by_key.get(key)
             if cached is None:
                 return
             if not self.confirms(cached, parent, text):
                 sequence.private = True
                 return
-            sequence.chain.append(cached)
+            chain.append(cached)
             parent = cached
 
     def _grow(self, sequence: CachedSequence, length: int, sharing: list[int]) -> None:
