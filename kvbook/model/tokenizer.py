@@ -5,6 +5,7 @@ the chat format of SmolLM2. Does not know: weights, models, caches.
 """
 
 import json
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ def smollm2_chat(messages: Sequence[Mapping[str, str]]) -> str:
 
     Each message has a ``role`` (system, user or assistant) and a ``content``. Without a system
     message first, the model's own one is put there. Source: the chat template in the model's file.
+    Raises ``ValueError`` for another role and for a content that is no text.
 
     >>> print(smollm2_chat([{"role": "user", "content": "Hi"}]))
     <|im_start|>system
@@ -102,17 +104,32 @@ def smollm2_chat(messages: Sequence[Mapping[str, str]]) -> str:
     <|im_start|>assistant
     <BLANKLINE>
     """
+    if not _is_list(messages) or not all(isinstance(m, Mapping) for m in messages):
+        raise ValueError(
+            "messages must be a list of {'role': ..., 'content': ...}, got "
+            f"{reprlib.repr(messages)}"
+        )
     roles = [message.get("role") for message in messages]
     wrong = [role for role in roles if role not in ("system", "user", "assistant")]
     if wrong or not roles:
         raise ValueError(
-            f"the messages have the roles {roles}; allowed: one or more of system, user and "
-            "assistant. Give each message a 'role' and a 'content'."
+            f"the messages have the roles {reprlib.repr(roles)}; allowed: one or more of system, "
+            "user and assistant. Give each message a 'role' and a 'content'."
         )
+    for place, message in enumerate(messages):
+        if not isinstance(message.get("content"), str):
+            raise ValueError(
+                f"message {place} has the content {reprlib.repr(message.get('content'))}; allowed: "
+                "text. Join the parts of a list, and leave out a message without text."
+            )
     if roles[0] != "system":
         messages = [{"role": "system", "content": DEFAULT_SYSTEM}, *messages]
     turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages]
     return "".join(turns) + "<|im_start|>assistant\n"
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
 def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:

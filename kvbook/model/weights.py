@@ -21,8 +21,10 @@ from torch import Tensor
 from kvbook.config import LatentConfig, ModelConfig
 from kvbook.errors import UnsupportedModelError, WeightFileError
 from kvbook.model.download import smollm2_gguf
+from kvbook.model.gguf_config import gguf_config
 from kvbook.model.gguf_file import GGUFFile
 from kvbook.model.rope import Rope
+from kvbook.model.target import float_dtype, usable_device
 from kvbook.model.transformer import Transformer
 
 # kvbook's parameter -> the file's tensors whose rows, one after the other, make it up.
@@ -79,8 +81,10 @@ def load_smollm2(
 ) -> Transformer:
     """SmolLM2-135M-Instruct with its released 4-bit weights, decoded: 134.5 million numbers.
 
-    The file is fetched the first time (93 MB). Errors are those of ``smollm2_gguf``.
+    The file is fetched the first time (93 MB). Errors are those of ``smollm2_gguf``, and
+    ``ValueError`` for a device that cannot be used here or a dtype that no model computes in.
     """
+    dtype, device = float_dtype(dtype), usable_device(device)
     return _load_gguf(smollm2_gguf(), dtype, device)
 
 
@@ -91,8 +95,12 @@ def load_folder(
 
     ``dtype=None`` takes the one that the config names, or float32 if it names none.
     Raises ``UnsupportedModelError`` for an architecture that kvbook does not build, and
-    ``WeightFileError`` for missing, damaged, unexpected or misshapen content.
+    ``WeightFileError`` for missing, damaged, unexpected or misshapen content; ``ValueError`` for a
+    device that cannot be used here or a dtype that no model computes in.
     """
+    device = usable_device(device)
+    if dtype is not None:
+        float_dtype(dtype)
     folder = Path(path)
     file = folder / "config.json"
     if not file.is_file():
@@ -234,7 +242,7 @@ def _drop_redundant(source: SafetensorsFolder, config: ModelConfig) -> None:
 
 def _load_gguf(path: Path, dtype: torch.dtype, device: torch.device | str) -> Transformer:
     source = GGUFFile(path)
-    config = _gguf_config(source)
+    config = gguf_config(source)
     plan = _plan(config, GGUF_MODEL, GGUF_BLOCK, "blk.{}.")
 
     def read(name: str) -> Tensor:
@@ -244,30 +252,6 @@ def _load_gguf(path: Path, dtype: torch.dtype, device: torch.device | str) -> Tr
         return tensor
 
     return _build(config, plan, source, read, dtype, device)
-
-
-def _gguf_config(source: GGUFFile) -> ModelConfig:
-    fields = source.metadata
-    kind = fields.get("general.architecture")
-    if kind != "llama" or "rope_freqs.weight" in source.shapes:
-        raise UnsupportedModelError(
-            f"{source.path} holds architecture {kind!r}; allowed: 'llama' with plain rotary "
-            "frequencies. Use the model's Hugging Face folder."
-        )
-    n_heads, d_model = fields["llama.attention.head_count"], fields["llama.embedding_length"]
-    return ModelConfig(
-        vocab_size=source.shapes["token_embd.weight"][0],
-        d_model=d_model,
-        n_layers=fields["llama.block_count"],
-        n_heads=n_heads,
-        n_kv_heads=fields["llama.attention.head_count_kv"],
-        head_dim=d_model // n_heads,
-        d_mlp=fields["llama.feed_forward_length"],
-        max_positions=fields["llama.context_length"],
-        norm_eps=fields["llama.attention.layer_norm_rms_epsilon"],
-        rope_theta=fields["llama.rope.freq_base"],
-        tied_embeddings="output.weight" not in source.shapes,
-    )
 
 
 def _halves(rows: Tensor, head_dim: int) -> Tensor:
