@@ -143,9 +143,10 @@ class _Place:
 
 
 def _place(name: str, sizes: list[int], kind: int, offset: int) -> _Place:
-    if kind not in iter(GGMLQuantizationType):
-        raise _Damaged(f"{name!r:.80} has the unknown storage type {kind:,}")
-    stored = GGMLQuantizationType(kind)
+    try:
+        stored = GGMLQuantizationType(kind)
+    except ValueError as error:
+        raise _Damaged(f"{name!r:.80} has the unknown storage type {kind:,}") from error
     values_per_block, bytes_per_block = GGML_QUANT_SIZES[stored]
     if 0 in sizes or sizes[0] % values_per_block:
         raise _Damaged(

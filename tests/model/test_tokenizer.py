@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -277,4 +278,4 @@ def test_a_damaged_tokenizer_file_is_named(folder: Path) -> None:
 def test_a_gguf_tokenizer_of_another_kind_is_refused() -> None:
     other = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}
     with pytest.raises(UnsupportedModelError, match=r"\('llama', 'default'\)"):
-        module._from_gguf(other)
+        module._from_gguf(SimpleNamespace(path="x", metadata=other))
