@@ -29,8 +29,8 @@ from kvbook.cache import (
     Paged,
     Ring,
     SlotMajorStore,
-    new_store,
 )
+from kvbook.cache.build import cache_of
 from kvbook.cache.codec import FLOAT4, FLOAT8, INT4, INT8
 from kvbook.cache.coded import quantized
 from kvbook.model.attention import Attend, attend
@@ -72,9 +72,8 @@ def ring(store: Callable[..., Any]) -> Callable[[Transformer, int], KVCache]:
     """The last WINDOW tokens, and STEPS that may be taken back."""
 
     def make(model: Transformer, slots: int) -> KVCache:
-        placement = Ring(1, WINDOW, rollback=STEPS)
-        made = new_store(store, model.layout, *placement.store_shape)
-        return KVCache(CacheGroup(placement, made, WINDOW))
+        kinds = [kind._replace(window=WINDOW) for kind in model.layer_kinds]
+        return cache_of(kinds, [Ring(1, WINDOW, rollback=STEPS)], store)
 
     return make
 
@@ -90,8 +89,7 @@ def paged(
         random.Random(0).shuffle(scattered)
         for block in scattered:
             pool.release([block])
-        placement = Paged(1, pool)
-        return KVCache(group(placement, new_store(store, model.layout, *placement.store_shape)))
+        return cache_of(model.layer_kinds, [Paged(1, pool)], store, group=group)
 
     return make
 
@@ -113,15 +111,14 @@ KINDS = [
 ]  # fmt: skip
 
 
-def fill(cache: KVCache, model: Transformer, context: int) -> None:
+def fill(cache: KVCache, context: int) -> None:
     """``context`` random tokens' worth of keys and values, the same for every kind."""
     generator = torch.Generator().manual_seed(0)
-    layers, heads, key_dim, value_dim, dtype = model.layout
     cache.reserve([context], context)
-    for layer in range(layers):
+    for layer, kind in enumerate(cache.layer_kinds):
         keys, values = (
-            torch.randn(1, heads, context, width, generator=generator).to(dtype)
-            for width in (key_dim, value_dim)
+            torch.randn(1, kind.kv_heads, context, width, generator=generator).to(kind.dtype)
+            for width in (kind.key_dim, kind.value_dim)
         )
         cache.update(layer, keys, values)
 
@@ -173,13 +170,13 @@ def measure(
     model: Transformer, kinds: Sequence[Kind], context: int, reps: int
 ) -> dict[str, dict[str, float]]:
     """Medians of one context. The kinds take turns in random order."""
-    _, heads, key_dim, value_dim, dtype = model.layout
+    heads, key_dim, value_dim, dtype = model.layer_kinds[0][:4]
     shapes = [(model.config.n_heads, key_dim), (heads, key_dim), (heads, value_dim)]
     new = [torch.randn(1, count, 1, width).to(dtype) for count, width in shapes]
     tokens = torch.randint(0, model.config.vocab_size, (1, 1))
     caches = {kind.name: kind.make(model, rounded(context + STEPS)) for kind in kinds}
     for cache in caches.values():
-        fill(cache, model, context)
+        fill(cache, context)
     times: dict[str, dict[str, list[float]]] = {
         kind.name: {"step": [], "attention": []} for kind in kinds
     }

@@ -101,7 +101,7 @@ def generate_checked(model: Transformer, case: Case) -> list[int]:
     Raises ``ValueError`` if the last logits of the cached loop are not those of the naive one.
     """
     prompt = torch.randint(0, model.config.vocab_size, (case.prompt,)).tolist()
-    cache = model.new_cache(1, case.tokens - 1)  # the last token is never fed
+    cache = model.new_cache(1, case.tokens)
     new = generate_cached(model, [prompt], len(case.fed), cache=cache)[0]
     text = [*prompt, *new]
     fed = torch.tensor([text[:-1]])

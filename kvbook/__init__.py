@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         INT8,
         NOT_A_TOKEN,
         BlockPool,
+        BlockTable,
+        BoundPaged,
         CacheGroup,
         Codec,
         CodedStore,
@@ -40,13 +42,17 @@ if TYPE_CHECKING:
         DirectGroup,
         KVCache,
         KVView,
-        Layout,
+        LayerKind,
         Paged,
+        Placement,
         PrefixCache,
         Ring,
         SlotMajorStore,
+        Store,
         TailedGroup,
-        new_store,
+        new_bound_cache,
+        new_cache,
+        new_paged_cache,
         quantized,
         visible,
         visible_count,
@@ -58,6 +64,7 @@ if TYPE_CHECKING:
         DownloadError,
         OutOfBlocksError,
         SequenceEndedError,
+        UnfinishedStepError,
         UnsupportedModelError,
         WeightFileError,
     )
@@ -88,9 +95,9 @@ if TYPE_CHECKING:
         verdict,
         with_window,
     )
+    from kvbook.model.influence import dependencies, visibility
     from kvbook.model.latent import absorbed, materialized
     from kvbook.model.loss import token_losses
-    from kvbook.model.probe import dependencies, visibility
     from kvbook.model.sample import sample_text
     from kvbook.model.tiles import attend_by_tiles
     from kvbook.model.tokenizer import (
@@ -111,15 +118,16 @@ _HOME = {
         "parse_bytes", "step_flops", "step_traffic", "storage_bytes",
     ],
     "kvbook.cache": [
-        "FLOAT4", "FLOAT8", "INT4", "INT8", "NOT_A_TOKEN", "BlockPool", "CacheGroup", "Codec",
-        "CodedStore", "Contiguous", "DenseStore", "DirectGroup", "KVCache", "KVView", "Layout",
-        "Paged", "PrefixCache", "Ring", "SlotMajorStore", "TailedGroup", "new_store", "quantized",
+        "FLOAT4", "FLOAT8", "INT4", "INT8", "NOT_A_TOKEN", "BlockPool", "BlockTable", "BoundPaged",
+        "CacheGroup", "Codec", "CodedStore", "Contiguous", "DenseStore", "DirectGroup", "KVCache",
+        "KVView", "LayerKind", "Paged", "Placement", "PrefixCache", "Ring", "SlotMajorStore",
+        "Store", "TailedGroup", "new_bound_cache", "new_cache", "new_paged_cache", "quantized",
         "visible", "visible_count",
     ],
     "kvbook.config": ["LLAMA_3_8B", "LatentConfig", "ModelConfig", "RopeScaling"],
     "kvbook.errors": [
         "BlockNotInUseError", "CacheFullError", "DownloadError", "OutOfBlocksError",
-        "SequenceEndedError", "UnsupportedModelError", "WeightFileError",
+        "SequenceEndedError", "UnfinishedStepError", "UnsupportedModelError", "WeightFileError",
     ],
     "kvbook.generate": [
         "Sampler", "generate_cached", "generate_naive", "generate_with_prefix", "greedy",
@@ -134,7 +142,7 @@ _HOME = {
     ],
     "kvbook.model.latent": ["absorbed", "materialized"],
     "kvbook.model.loss": ["token_losses"],
-    "kvbook.model.probe": ["dependencies", "visibility"],
+    "kvbook.model.influence": ["dependencies", "visibility"],
     "kvbook.model.sample": ["sample_text"],
     "kvbook.model.tokenizer": [
         "Tokenizer", "load_smollm2_tokenizer", "load_tokenizer", "smollm2_chat",

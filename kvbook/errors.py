@@ -31,3 +31,7 @@ class WeightFileError(ValueError):
 
 class DownloadError(ValueError):
     """The weight file could not be fetched or stored."""
+
+
+class UnfinishedStepError(ValueError):
+    """A forward pass that was begun and did not come to its end, and what follows it."""

@@ -13,7 +13,9 @@ way only: ("ab", "c") is not ("a", "bc"), ``None`` is not "", and 1 is not "1".
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 Part = str | bytes | int | None
 Span = tuple[int, int, Part]  # positions start … stop-1 show the content named by the tag
@@ -27,12 +29,18 @@ def sha256(message: bytes) -> bytes:
 def token_array(tokens: Iterable[int]) -> "array[int]":
     """Token ids as 64-bit integers. ``ValueError`` if they are anything else.
 
-    Negative ids are allowed: some tokenizers use them for placeholders.
+    Takes lists, ranges, arrays and tensors of one dimension. Negative ids are allowed: some
+    tokenizers use them for placeholders.
     """
     try:
-        if isinstance(tokens, bytes | bytearray):  # array() would read raw memory from it
+        if isinstance(tokens, bytes | bytearray | memoryview):  # array() reads raw memory from some
             raise TypeError("bytes are no list of integers")
-        return array("q", tokens)
+        if isinstance(tokens, Set | Mapping):
+            raise TypeError("a set or a dictionary is no list")
+        listed = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+        if listed is not tokens and isinstance(listed, list) and bool in map(type, listed):
+            raise TypeError("true and false are no integers")
+        return array("q", listed)
     except (TypeError, OverflowError) as error:
         raise ValueError(
             f"tokens must be a list of integers of at most 64 bits, got {tokens!r:.60} ({error}); "
@@ -40,6 +48,7 @@ def token_array(tokens: Iterable[int]) -> "array[int]":
         ) from error
 
 
+@lru_cache(maxsize=256)
 def header(kind: bytes, length: int) -> bytes:
     """What comes before a payload: one byte of kind, eight bytes of length."""
     return kind + length.to_bytes(8, "big")
@@ -65,29 +74,82 @@ def encode(part: Part) -> bytes:
         size = part.bit_length() // 8 + 1  # one bit more than the number, for the sign
         return delimited(b"i", part.to_bytes(size, "big", signed=True))
     raise ValueError(
-        f"a part of a block key must be a string, bytes, an integer or None, got {part!r}; "
+        f"a part of a block key must be a string, bytes, an integer or None, got {part!r:.60}; "
         "name what it stands for, or take a digest of it"
     )
 
 
-def tags_by_block(content: Sequence[Span], tokens: int, block_size: int) -> dict[int, bytes]:
-    """For each block that shows part of some content: which, and at what positions.
+@dataclass(frozen=True)
+class Identity:
+    """What shapes the keys and values of a sequence, beside its tokens and the model.
 
-    Raises ``ValueError`` for spans outside the ``tokens`` positions, and for overlapping ones.
+    ``adapter`` names what was added to the model. ``salt`` separates tenants: nothing is found
+    across salts. ``content`` names what placeholder tokens show, as (start, stop, tag). The first
+    two hold for the whole sequence, content for the blocks that show it and those behind them.
+
+    Raises ``ValueError`` for what is not a ``Part``, and for spans that are empty or overlap.
     """
-    for span in content:
-        if len(span) != 3 or type(span[0]) is not int or type(span[1]) is not int:
-            raise ValueError(f"content must be given as (start, stop, tag), got {span!r}")
-    found: dict[int, bytes] = {}
-    end = 0
-    for start, stop, tag in sorted(content, key=lambda span: span[0]):
-        if not end <= start < stop <= tokens:
+
+    adapter: Part = None
+    salt: Part = None
+    content: Sequence[Span] = ()
+
+    def __post_init__(self) -> None:
+        encode(self.adapter), encode(self.salt)
+        if not isinstance(self.content, list | tuple):
             raise ValueError(
-                f"content {tag!r} covers positions {start} to {stop - 1} of {tokens}; spans must "
-                "not be empty, not overlap, and end within the prompt"
+                f"content must be a list of (start, stop, tag), got {self.content!r:.60}"
             )
-        end = stop
-        text = encode(start) + encode(stop) + encode(tag)
-        for block in range(start // block_size, (stop - 1) // block_size + 1):
-            found[block] = found.get(block, b"") + text
-    return found
+        end = 0
+        for start, stop, tag in self._spans():
+            if not end <= start < stop:
+                raise ValueError(
+                    f"content {tag!r:.60} covers positions {start} to {stop - 1}; spans must not "
+                    "be empty, not overlap, and not begin before the prompt"
+                )
+            end = stop
+        object.__setattr__(self, "content", tuple(self._spans()))  # what comes later is not seen
+
+    @cached_property
+    def for_all_blocks(self) -> bytes:
+        """The part of the first block's text, and so of every key."""
+        return encode(self.adapter) + encode(self.salt)
+
+    def by_block(self, tokens: int, block_size: int) -> dict[int, bytes]:
+        """For each block that shows part of some content: which, and at what positions.
+
+        Raises ``ValueError`` for content beyond the ``tokens`` positions.
+        """
+        found: dict[int, bytes] = {}
+        for start, stop, tag in self.content:
+            if stop > tokens:
+                raise ValueError(
+                    f"content {tag!r:.60} covers positions {start} to {stop - 1} of {tokens}; it "
+                    "must end within the prompt"
+                )
+            text = encode(start) + encode(stop) + encode(tag)
+            for block in range(start // block_size, (stop - 1) // block_size + 1):
+                found[block] = found.get(block, b"") + text
+        return found
+
+    def until(self, length: int) -> "Identity":
+        """Without the content behind the first ``length`` positions.
+
+        Raises ``ValueError`` for content of which a part is left: nobody has named that part.
+        """
+        for start, stop, tag in self.content:
+            if start < length < stop:
+                raise ValueError(
+                    f"content {tag!r:.60} covers positions {start} to {stop - 1} and cannot be cut "
+                    f"at {length}; cut at {start} or {stop}"
+                )
+        return replace(self, content=tuple(span for span in self.content if span[1] <= length))
+
+    def _spans(self) -> list[Span]:
+        """The content by position."""
+        for span in self.content:
+            whole = isinstance(span, list | tuple) and len(span) == 3
+            if not whole or not type(span[0]) is type(span[1]) is int:
+                raise ValueError(f"content must be given as (start, stop, tag), got {span!r:.60}")
+            encode(span[2])
+        return sorted(((start, stop, tag) for start, stop, tag in self.content), key=lambda s: s[0])

@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 
 from kvbook.errors import BlockNotInUseError, OutOfBlocksError
 
+LISTS = (list, tuple, range)  # what can be gone through twice
+MOST = 2**31 - 1  # blocks and tokens of a block: what a 32-bit block table can name
+
 
 class BlockPool:
     """``blocks`` blocks of ``block_size`` tokens each, named 0 … ``blocks - 1``.
@@ -35,11 +38,14 @@ class BlockPool:
         for name, value in (("blocks", blocks), ("block_size", block_size)):
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
+            if value > MOST:
+                raise ValueError(f"{name} must be at most {MOST}, got {value}; make a smaller pool")
         self.blocks, self.block_size = blocks, block_size
         self._free = list(range(blocks))[::-1]  # a stack: block 0 is on top
         self._evictable: OrderedDict[int, None] = OrderedDict()  # longest without owner first
         self._owners = [0] * blocks
         self._kept: dict[int, Callable[[int], None]] = {}  # block → whom to tell of its reuse
+        self._claimed = False  # whether a cache's storage stands behind these blocks
 
     @property
     def free(self) -> int:
@@ -83,8 +89,10 @@ class BlockPool:
             )
         taken = free[: -n - 1 : -1]  # from the top of the stack, n of them or all
         del free[-n:]
-        while len(taken) < n:
-            taken.append(self._evict())
+        for _ in range(n - len(taken)):
+            block, _ = self._evictable.popitem(last=False)
+            taken.append(block)
+            self._kept.pop(block)(block)
         for block in taken:
             owners[block] = 1
         return taken
@@ -94,14 +102,20 @@ class BlockPool:
 
         Who shares a block of a sequence shares all blocks before it too: see ``release``.
         """
+        if not isinstance(blocks, LISTS):
+            raise not_a_list(blocks)
+        owners, evictable = self._owners, self._evictable
         for block in blocks:
-            if not self.owners(block) and block not in self._evictable:
+            if type(block) is not int or not 0 <= block < self.blocks:
+                raise self._not_in_use(block)
+            if not owners[block] and block not in evictable:
                 raise BlockNotInUseError(
                     f"block {block} is free and holds nothing to share; allocate() it instead"
                 )
         for block in blocks:
-            self._evictable.pop(block, None)
-            self._owners[block] += 1
+            if not owners[block]:
+                del evictable[block]
+            owners[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
         """Take one owner from each block; without one it is free, or evictable if it is kept.
@@ -110,6 +124,8 @@ class BlockPool:
         of use only to those who hold what comes before it. So as long as every owner holds a
         sequence from its first block on, no block is evicted before one that depends on it.
         """
+        if not isinstance(blocks, LISTS):
+            raise not_a_list(blocks)
         owners = self._owners
         for block in blocks:
             if type(block) is not int or not 0 <= block < self.blocks or not owners[block]:
@@ -128,15 +144,37 @@ class BlockPool:
     def keep(self, blocks: Sequence[int], forget: Callable[[int], None]) -> None:
         """What these blocks in use hold is final and can be found: evict them, do not free them.
 
-        ``forget(block)`` is called once, when a block is about to be lent for something else.
+        ``forget(block)`` is called once: when a block is about to be lent for something else, or
+        is dropped.
         """
+        if not isinstance(blocks, LISTS):
+            raise not_a_list(blocks)
+        if not callable(forget):
+            raise ValueError(f"forget must be a function of a block, got {forget!r:.60}")
+        owners, kept = self._owners, self._kept
         for block in blocks:
-            if not self.owners(block):
+            if type(block) is not int or not 0 <= block < self.blocks or not owners[block]:
                 raise self._not_in_use(block)
-            if block in self._kept:
+            if block in kept:
                 raise ValueError(f"block {block} is kept already; keep it once, when it is full")
+        kept.update(dict.fromkeys(blocks, forget))
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        """What these kept blocks hold is of no use any more: the opposite of ``keep``.
+
+        Evictable ones become free; those in use stay with their owners, and are free after them.
+        The ``forget`` of ``keep`` is called for each.
+        """
+        if not isinstance(blocks, LISTS):
+            raise not_a_list(blocks)
         for block in blocks:
-            self._kept[block] = forget
+            if type(block) is not int or block not in self._kept:
+                raise ValueError(f"block {block!r} is not kept; drop() takes what keep() was given")
+        for block in dict.fromkeys(blocks):
+            if block in self._evictable:
+                del self._evictable[block]
+                self._free.append(block)
+            self._kept.pop(block)(block)
 
     def kept(self, block: int) -> bool:
         """Whether what this block holds is final and can be found."""
@@ -161,6 +199,19 @@ class BlockPool:
         self.release([block])
         return copy
 
+    def check_unclaimed(self) -> None:
+        """Raise ``ValueError`` if a cache's storage stands behind these blocks already."""
+        if self._claimed:
+            raise ValueError(
+                "the pool's blocks are slots of another cache's storage, so their numbers would "
+                "mean two things; make a BlockPool for each cache, and a PrefixCache for each pool"
+            )
+
+    def claim(self) -> None:
+        """From now on a block is a place in one cache's storage, and in no other's."""
+        self.check_unclaimed()
+        self._claimed = True
+
     def _not_in_use(self, block: int) -> BlockNotInUseError:
         if type(block) is not int or not 0 <= block < self.blocks:
             return BlockNotInUseError(
@@ -179,8 +230,6 @@ class BlockPool:
                     f"{times} times; release() it once for each allocate() and share()"
                 )
 
-    def _evict(self) -> int:
-        block, _ = self._evictable.popitem(last=False)
-        forget = self._kept.pop(block)
-        forget(block)
-        return block
+
+def not_a_list(blocks: object) -> ValueError:
+    return ValueError(f"blocks must be a list of block numbers, got {blocks!r:.60}")

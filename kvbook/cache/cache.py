@@ -6,15 +6,17 @@ what it reads.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NoReturn
 
+import torch
 from torch import Tensor
 
+from kvbook.cache.bound_table import BoundTable
 from kvbook.cache.group import CacheGroup
-from kvbook.cache.paged import Paged
-from kvbook.cache.step import check_counts, new_positions
+from kvbook.cache.layer_kind import LayerKind
+from kvbook.cache.step import Step, check_counts
 from kvbook.cache.view import View
-from kvbook.errors import CacheFullError
+from kvbook.errors import CacheFullError, UnfinishedStepError
 
 
 class KVCache:
@@ -23,6 +25,9 @@ class KVCache:
     One forward pass is one ``reserve`` and then one ``update`` per layer. ``pattern[l]`` is the
     group of layer l; without one, all layers belong to the only group. The length is the
     sequence's, whichever layer is asked.
+
+    A pass that ends midway leaves the cache unfinished: ``truncate`` to the lengths before it, or
+    ``reset``, and it is whole again; anything else raises ``UnfinishedStepError``.
     """
 
     def __init__(self, *groups: CacheGroup, pattern: Sequence[int] | None = None) -> None:
@@ -30,9 +35,9 @@ class KVCache:
             raise ValueError("a cache needs at least one group; give CacheGroup(placement, store)")
         if pattern is None and len(groups) > 1:
             raise ValueError(f"{len(groups)} groups need a pattern: the group of each layer")
-        pattern = [0] * groups[0].layout.layers if pattern is None else list(pattern)
+        pattern = [0] * groups[0].layers if pattern is None else list(pattern)
         layers = [pattern.count(g) for g in range(len(groups))]
-        held = [group.layout.layers for group in groups]
+        held = [group.layers for group in groups]
         if layers != held or sum(layers) != len(pattern):
             raise ValueError(
                 f"the pattern {pattern} gives the groups {layers} layers, but they hold {held}; "
@@ -42,16 +47,43 @@ class KVCache:
             raise ValueError(
                 f"groups of one cache have one number of rows, got {[g.rows for g in groups]}"
             )
-        pools = [group.placement.pool for group in groups if isinstance(group.placement, Paged)]
+        pools = [pool for group in groups for pool in group.placement.pools]
         if len(set(pools)) < len(pools):
             raise ValueError(
                 f"{len(pools)} paged groups share a pool, and could not say together whether it "
                 "has room; give each group a BlockPool of its own"
             )
-        self.groups, self.rows = groups, groups[0].rows
+        for pool in pools:
+            pool.check_unclaimed()
+        for pool in pools:
+            pool.claim()
+        self.groups = groups
         self._layers = [(groups[g], pattern[:i].count(g)) for i, g in enumerate(pattern)]
         self._lengths = [0] * self.rows
-        self._adopted: set[int] = set()  # rows on a table that another owner fills
+        self._before: list[int] = []  # lengths before the step that was begun last
+
+    def __repr__(self) -> str:
+        kinds = [
+            f"{group.layers} x {type(group.placement).__name__} in {type(group.store).__name__}"
+            for group in self.groups
+        ]
+        capacity = "no limit per row" if self.capacity is None else f"{self.capacity} tokens each"
+        return (
+            f"KVCache({len(self._layers)} layers: {', '.join(kinds)}; rows hold {self.lengths}, "
+            f"{capacity}; {self.allocated_bytes:,} B allocated, "
+            f"{self.bytes_per_token:,} B per token)"
+        )
+
+    def __copy__(self) -> NoReturn:
+        raise ValueError(
+            "a shallow copy of a cache would share storage but not lengths; use copy.deepcopy(), "
+            "or select() to fork rows"
+        )
+
+    @property
+    def rows(self) -> int:
+        """The most sequences; in a bound cache as many as were bound last."""
+        return self.groups[0].rows
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -65,14 +97,23 @@ class KVCache:
         return min(limits) if limits else None
 
     @property
-    def layer_kinds(self) -> list[tuple[Any, ...]]:
-        """What each layer stores and sees: KV heads, Dk, Dv, dtype, window, sinks."""
-        return [(*group.layout[1:], group.window, group.sinks) for group, _ in self._layers]
+    def device(self) -> torch.device:
+        return self.groups[0].device
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """What each layer stores and sees."""
+        return tuple(group.kind for group, _ in self._layers)
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of storage, used or not."""
         return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one more token takes in the stores of all layers, tails left out."""
+        return sum(group.store.bytes_per_slot for group in self.groups)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -86,48 +127,53 @@ class KVCache:
 
     def check_room(self, counts: Sequence[int]) -> None:
         """Raise ``CacheFullError`` if row b cannot hold ``counts[b]`` more tokens."""
-        ends = [n + count for n, count in zip(self._lengths, counts, strict=True)]
-        for group in self.groups:
-            group.check_room(self._lengths, ends)
+        most = max((count for count in counts if type(count) is int), default=0)
+        self._check_room(self._new_step(counts, most))
 
     def reserve(self, counts: Sequence[int], T: int) -> Tensor:
         """Make room for one forward pass: row b adds its last ``counts[b]`` of T tokens.
 
         Positions, slots, masks and lengths are settled here, once, before the first layer.
         Returns the positions of the new tokens, (1 or B, T) int64, NOT_A_TOKEN for padding.
-        Raises ``CacheFullError`` if a row has no room and ``ValueError`` if the batch is not the
-        cache's; nothing has changed then.
+        Raises ``CacheFullError`` if a row has no room, ``UnfinishedStepError`` if the last pass
+        did not come to its end, and ``ValueError`` if the batch is not the cache's; nothing has
+        changed then.
         """
-        starts = self._lengths
-        if len(counts) != len(starts):
-            raise ValueError(
-                f"the input has {len(counts)} rows, but the cache has {len(starts)} active rows; "
-                "make a cache for this batch, or choose rows with select()"
-            )
-        counts = check_counts(counts, len(starts), T)
-        self.check_room(counts)
-        queries = new_positions(starts, counts, T, self.groups[0].device)
+        step = self._new_step(counts, T)
+        self._check_finished()
+        self._check_room(step)
+        self._before = self._lengths
         for group in self.groups:
-            group.prepare(starts, counts, T, queries)
-        self._lengths = [start + count for start, count in zip(starts, counts, strict=True)]
-        return queries
+            group.begin(step)
+        for group in self.groups:
+            group.prepare(step)
+        self._lengths = list(step.ends)
+        return step.positions
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> View:
         """Store one layer's new keys and values, (B, Hkv, T, D) each, and return what it reads.
 
-        The new tokens are in the view: a token sees itself.
+        The new tokens are in the view: a token sees itself. Raises ``ValueError`` for a layer
+        that the step does not wait for, and for another shape, dtype or device than it waits for.
         """
+        if type(layer) is not int or not 0 <= layer < len(self._layers):
+            raise ValueError(f"layer must be from 0 to {len(self._layers) - 1}, got {layer!r}")
         group, inner = self._layers[layer]
         return group.update(inner, keys, values)
 
     def entries(self, layer: int, row: int = 0) -> tuple[Tensor, Tensor]:
         """Keys and values that one row holds in one layer, (Hkv, n, D) each, in position order.
 
-        Where a window has let tokens go, n is smaller than the length.
+        They are copies, whatever the kind of cache. Where a window has let tokens go, n is
+        smaller than the length.
         """
-        if row not in range(len(self._lengths)):
-            raise ValueError(f"row must be from 0 to {len(self._lengths) - 1}, got {row!r}")
+        for name, number, stop in (("layer", layer, len(self._layers)),
+                                   ("row", row, len(self._lengths))):
+            if type(number) is not int or not 0 <= number < stop:
+                raise ValueError(f"{name} must be from 0 to {stop - 1}, got {number!r}")
         group, inner = self._layers[layer]
+        if group.waits_for(inner):
+            self._check_finished()
         return group.entries(inner, row, self._lengths[row])
 
     def truncate(self, lengths: int | Sequence[int]) -> None:
@@ -135,21 +181,19 @@ class KVCache:
 
         The storage stays where it is. Raises ``ValueError`` for a length that is negative or
         above the present one, or that needs tokens which a window has let go; nothing has
-        changed then.
+        changed then. After a pass that ended midway, the present length is the one before it.
         """
-        new = [lengths] * len(self._lengths) if isinstance(lengths, int) else lengths
+        new = [lengths] * len(self._lengths) if type(lengths) is int else lengths
+        present = self._lengths if self._is_finished else self._before
         fits = (
             isinstance(new, Sequence)
-            and len(new) == len(self._lengths)
-            and all(
-                isinstance(n, int) and 0 <= n <= old
-                for n, old in zip(new, self._lengths, strict=True)
-            )
+            and len(new) == len(present)
+            and all(type(n) is int and 0 <= n <= old for n, old in zip(new, present, strict=True))
         )
-        if not fits:
+        if not fits or not isinstance(new, Sequence):
             raise ValueError(
-                f"truncate() takes one length per row, from 0 to the present one, got {new}; "
-                f"present lengths are {self._lengths}"
+                f"truncate() takes one length per row, from 0 to the present one, got {new!r:.200};"
+                f" present lengths are {present}"
             )
         for group in self.groups:
             group.check_truncate(new)
@@ -158,74 +202,91 @@ class KVCache:
         self._lengths = list(new)
 
     def reset(self) -> None:
-        """Empty every row, give adopted tables back, and make all rows active."""
-        for row in list(self._adopted):
-            self.release(row)
+        """Empty every row and make all rows active; in a bound cache, let go of all tables."""
         for group in self.groups:
-            group.truncate([0] * self.rows)
+            group.reset()
         self._lengths = [0] * self.rows
 
     def select(self, rows: Sequence[int]) -> None:
         """Make row i a copy of what row ``rows[i]`` held: reorder, drop or fork sequences.
 
-        Raises ``ValueError`` for an unknown row and ``CacheFullError`` for more rows than the
-        cache has; nothing has changed then.
+        Raises ``ValueError`` for an unknown row or in a bound cache and ``CacheFullError`` for
+        more rows than the cache has; nothing has changed then.
         """
+        self._check_finished()
         active = len(self._lengths)
-        known = isinstance(rows, Sequence) and all(
-            isinstance(r, int) and 0 <= r < active for r in rows
-        )
+        known = isinstance(rows, Sequence) and all(type(r) is int and 0 <= r < active for r in rows)
         if not known or not rows:
-            raise ValueError(f"select() takes active rows from 0 to {active - 1}, got {rows}")
+            raise ValueError(
+                f"select() takes active rows from 0 to {active - 1}, got {rows!r:.200}"
+            )
+        lengths = [self._lengths[r] for r in rows]
+        for group in self.groups:
+            group.check_select(rows, lengths)
         if len(rows) > self.rows:
             raise CacheFullError(
                 f"select() was given {len(rows)} rows, but the cache has {self.rows}; "
                 "make a cache with a larger batch"
             )
-        lengths = [self._lengths[r] for r in rows]
-        for group in self.groups:
-            group.check_select(rows, lengths)
         for group in self.groups:
             group.select(rows, lengths)
         self._lengths = lengths
 
-    def adopt(self, row: int, table: list[int], length: int) -> None:
-        """Start an empty row on ``length`` tokens that the blocks of ``table`` hold already.
+    def bind(self, *tables: Sequence[BoundTable], lengths: Sequence[int]) -> None:
+        """Let exactly these sequences be the batch, until the next call.
 
-        Only for paged groups. The row reads and writes by this very list; its owner appends
-        blocks before tokens come. The row keeps it until ``release`` or ``reset``. Raises
-        ``ValueError`` if the row is not empty or the table is too short; nothing has changed then.
+        One list of tables per group, one table per row; row b continues after ``lengths[b]``
+        tokens, which its blocks hold already. The tables stay their owners', who append blocks
+        before tokens come and release them. ``truncate`` changes lengths only, and a fork is
+        another sequence. Raises ``ValueError`` for a table of another pool, for one that is too
+        short or has blocks that nobody owns, and where rows have slots of their own; nothing has
+        changed then.
         """
-        if row in self._adopted:
-            raise ValueError(f"row {row} is on an adopted table already; release() it first")
-        if row not in range(len(self._lengths)) or self._lengths[row]:
+        rows = len(lengths) if isinstance(lengths, Sequence) else 0
+        if not rows or not all(type(n) is int and n >= 0 for n in lengths):
             raise ValueError(
-                f"adopt() needs an active row without tokens, got row {row!r}; present lengths "
-                f"are {self._lengths}"
+                f"bind() takes the length of each row, integers from 0 on, got {lengths!r:.200}"
             )
-        for group in self.groups:
-            group.check_adopt(table, length)
-        for group in self.groups:
-            group.adopt(row, table, length)
-        self._adopted.add(row)
-        self._lengths[row] = length
-
-    def release(self, row: int) -> None:
-        """Give an adopted table back to its owner; the row is empty then.
-
-        Raises ``ValueError`` for a row that is on no adopted table.
-        """
-        if row not in self._adopted:
+        given = [len(group) if isinstance(group, Sequence) else group for group in tables]
+        if given != [rows] * len(self.groups):
             raise ValueError(
-                f"row {row!r} is on no adopted table; rows that are: {sorted(self._adopted)}. "
-                "A row of its own is emptied with truncate()"
+                f"bind() takes {len(self.groups)} lists of tables, one for each group of layers, "
+                f"with one table for each of the {rows} rows; got lists of {given}"
             )
-        for group in self.groups:
-            group.release(row)
-        self._adopted.remove(row)
-        self._lengths[row] = 0
+        for group, of_group in zip(self.groups, tables, strict=True):
+            group.check_bind(of_group, lengths)
+        for group, of_group in zip(self.groups, tables, strict=True):
+            group.bind(of_group)
+        self._lengths = list(lengths)
 
     def fill_unused(self, value: float) -> None:
         """Write ``value`` into every slot without a token: for tests of what must not matter."""
         for group in self.groups:
             group.fill_unused(self._lengths, value)
+
+    def _new_step(self, counts: Sequence[int], T: int) -> Step:
+        """The next step. Raises ``ValueError`` unless it is for the active rows."""
+        rows = len(self._lengths)
+        if len(counts) != rows:
+            raise ValueError(
+                f"the input has {len(counts)} rows, but the cache has {rows} active rows; "
+                "make a cache for this batch, or choose rows with select() or bind()"
+            )
+        return Step(tuple(self._lengths), check_counts(counts, rows, T), T, self.device)
+
+    def _check_room(self, step: Step) -> None:
+        for group in self.groups:
+            group.check_room(step)
+
+    @property
+    def _is_finished(self) -> bool:
+        return not any(group.layers_to_come for group in self.groups)
+
+    def _check_finished(self) -> None:
+        if not self._is_finished:
+            missing = sum(group.layers_to_come for group in self.groups)
+            raise UnfinishedStepError(
+                f"a forward pass was begun and {missing} of {len(self._layers)} layers have not "
+                f"stored their keys; truncate() to {self._before}, the lengths before it, or "
+                "reset()"
+            )

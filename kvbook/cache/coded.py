@@ -4,33 +4,32 @@ Knows: layers, rows, slots, which slots share a scale. Does not know: how a code
 into codes, positions, lengths, masks.
 """
 
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvbook.cache.codec import Codec, Encoded
-from kvbook.cache.store import Index, Layout
+from kvbook.cache.layer_kind import LayerKind
+from kvbook.cache.store import NewStore, Store, Where
 
 
-class CodedStore:
-    """Keys and values as codes. ``layout.dtype`` is the type of what is written and read.
+class CodedStore(Store):
+    """Keys and values as codes. ``kind.dtype`` is the type of what is written and read.
 
     Where a codec's tile spans several tokens, a write, ``fill`` or ``copy_slots`` covers whole
     tiles: as many consecutive slots, from a multiple of their number. Reads take any slots.
     Raises ``ValueError`` if tiles do not divide the widths or the slots.
     """
 
+    @torch.inference_mode(False)  # or they could not be written to outside of it
     def __init__(
         self,
+        kind: LayerKind,
         layers: int,
         rows: int,
-        heads: int,
         slots: int,
-        key_dim: int,
-        value_dim: int,
-        dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         *,
         keys: Codec,
@@ -42,28 +41,19 @@ class CodedStore:
                 f"tiles of {keys.tile[0]} tokens for keys and {values.tile[0]} for values do not "
                 "nest; let one be a multiple of the other"
             )
-        self.layout = Layout(layers, heads, key_dim, value_dim, dtype)
-        self.rows, self.slots, self.tile = rows, slots, many
-        shape = (layers, rows, slots, heads)
-        self.keys = CodedTensor(keys, shape, key_dim, dtype, device)
-        self.values = CodedTensor(values, shape, value_dim, dtype, device)
+        super().__init__(kind, layers, rows, slots, device)
+        self.tile = many
+        shape = (layers, rows, slots, kind.kv_heads)
+        self.keys = CodedTensor(keys, shape, kind.key_dim, kind.dtype, self.device)
+        self.values = CodedTensor(values, shape, kind.value_dim, kind.dtype, self.device)
         self._parts = (self.keys, self.values)
-
-    @property
-    def device(self) -> torch.device:
-        return self.keys.held.codes.device
 
     @property
     def tensors(self) -> list[Tensor]:
         """The storage itself: codes, scales and offsets of keys, then of values."""
         return [*self.keys.held, *self.values.held]
 
-    @property
-    def allocated_bytes(self) -> int:
-        """Bytes of codes, scales and offsets, used or not."""
-        return sum(tensor.nbytes for tensor in self.tensors)
-
-    def write(self, layer: int, where: Index, keys: Tensor, values: Tensor) -> None:
+    def write(self, layer: int, where: Where, keys: Tensor, values: Tensor) -> None:
         tiles = [part.tiles_at(where) for part in self._parts]
         encoded = [part.encode(x) for part, x in zip(self._parts, (keys, values), strict=True)]
         for part, at, new in zip(self._parts, tiles, encoded, strict=True):
@@ -71,7 +61,7 @@ class CodedStore:
             part.scales[layer][at] = new.scales
             part.offsets[layer][at] = new.offsets
 
-    def read(self, layer: int, where: Index) -> tuple[Tensor, Tensor]:
+    def read(self, layer: int, where: Where) -> tuple[Tensor, Tensor]:
         """Keys and values at ``where``, decoded: new tensors, whatever ``where`` is."""
         return self.keys.read(layer, where), self.values.read(layer, where)
 
@@ -144,8 +134,19 @@ class CodedTensor:
             *(piece.new_zeros(layers, rows, n, *piece.shape[1:])
               for piece, n in zip(one, lines, strict=True))
         )  # fmt: skip
+        self._see_layers()
+
+    def _see_layers(self) -> None:
         # One view per layer, made once: indexing a layer costs nothing in the decode loop.
         self.codes, self.scales, self.offsets = (piece.unbind(0) for piece in self.held)
+
+    def __getstate__(self) -> dict[str, Any]:
+        views = {"codes", "scales", "offsets"}  # views of a copy are made anew, or they are none
+        return {name: value for name, value in vars(self).items() if name not in views}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._see_layers()
 
     def constant(self, value: float) -> Encoded:
         """One tile of the same number throughout."""
@@ -158,7 +159,7 @@ class CodedTensor:
     def round_trip(self, x: Tensor) -> Tensor:
         return self.codec.round_trip(x.to(self.dtype))
 
-    def read(self, layer: int, where: Index) -> Tensor:
+    def read(self, layer: int, where: Where) -> Tensor:
         rows, slots = where
         codes, scales, offsets = self.codes[layer], self.scales[layer], self.offsets[layer]
         if not isinstance(slots, slice):
@@ -170,7 +171,7 @@ class CodedTensor:
         tiles = Encoded(codes[rows, begin:end], scales[rows, first:last], offsets[rows, first:last])
         return self.codec.decode(tiles, self.dtype)[..., start - begin : stop - begin, :, :]
 
-    def tiles_at(self, where: Index) -> Index:
+    def tiles_at(self, where: Where) -> Where:
         """(rows, tiles) of (rows, slots). Raises ``ValueError`` unless these are whole tiles."""
         rows, slots = where
         if self.tokens == 1:
@@ -203,8 +204,8 @@ class CodedTensor:
         )
 
 
-def quantized(keys: Codec, values: Codec | None = None) -> Callable[..., CodedStore]:
-    """A maker of stores, called as ``DenseStore`` is: ``quantized(INT8)(layers, rows, …)``.
+def quantized(keys: Codec, values: Codec | None = None) -> NewStore:
+    """A maker of stores, called as ``DenseStore`` is: ``quantized(INT8)(kind, layers, …)``.
 
     Values take the codec of keys unless they have their own.
     """

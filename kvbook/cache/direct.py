@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kvbook.cache.group import CacheGroup
-from kvbook.cache.paged import Paged
+from kvbook.cache.paged import InBlocks
 from kvbook.cache.placement import Placement
 from kvbook.cache.store import Store
 from kvbook.cache.view import KVView, View, explicit_mask
@@ -21,7 +21,7 @@ from kvbook.cache.view import KVView, View, explicit_mask
 
 @dataclass(frozen=True)
 class DirectView:
-    """A KVView whose keys and values are still in the store. Reading ``keys`` gathers them all."""
+    """A KVView whose keys and values are still in the store. ``read`` gathers them all."""
 
     store: Store
     layer: int
@@ -30,44 +30,41 @@ class DirectView:
     mask: Tensor | None
     is_causal: bool
 
-    @property
-    def keys(self) -> Tensor:
-        return self._read(self.slots)[0]
-
-    @property
-    def values(self) -> Tensor:
-        return self._read(self.slots)[1]
+    def read(self) -> tuple[Tensor, Tensor]:
+        """All keys and values, gathered once."""
+        return self._gather(self.slots)
 
     def tiles(self, size: int) -> Iterator[KVView]:
         """The view in pieces of ``size`` keys, gathered one after the other."""
         mask = explicit_mask(self.positions, self.mask, self.is_causal)
         for start in range(0, self.slots.shape[1], size):
             part = slice(start, start + size)
-            keys, values = self._read(self.slots[:, part])
+            keys, values = self._gather(self.slots[:, part])
             part_of_mask = None if mask is None else mask[..., part]
             yield KVView(keys, values, self.positions[:, part], part_of_mask)
 
-    def _read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+    def _gather(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = self.store.read(self.layer, (0, slots))
         return keys.transpose(1, 2), values.transpose(1, 2)
 
 
 class DirectGroup(CacheGroup):
-    """A group over ``Paged`` whose views gather nothing until they are asked."""
+    """A group over blocks whose views gather nothing until they are asked."""
 
-    def __init__(
-        self, placement: Placement, store: Store, window: int | None = None, sinks: int = 0
-    ) -> None:
-        if not isinstance(placement, Paged):
+    def __init__(self, placement: Placement, store: Store) -> None:
+        if not isinstance(placement, InBlocks):
             raise ValueError(
-                f"a direct view reads the slots of a Paged placement, got a "
-                f"{type(placement).__name__}; use CacheGroup, whose views of it may be slices"
+                f"a direct view reads slots in blocks, got a {type(placement).__name__} "
+                "placement; use CacheGroup, whose views of it may be slices"
             )
-        super().__init__(placement, store, window, sinks)
+        super().__init__(placement, store)
 
-    def update(self, layer: int, keys: Tensor, values: Tensor) -> View:
-        plan, step = self._reach(layer), self._step
-        assert step is not None
+    def _store_and_view(self, layer: int, keys: Tensor, values: Tensor) -> View:
+        plan, seen = self._plan, self._mask
+        assert plan is not None
+        assert seen is not None
         new = (x.transpose(1, 2)[plan.source] for x in (keys, values))
         self.store.write(layer, plan.target, *new)
-        return DirectView(self.store, layer, plan.read[1], step.keys, step.mask, step.is_causal)
+        return DirectView(
+            self.store, layer, plan.read[1], seen.positions, seen.mask, seen.is_causal
+        )

@@ -5,22 +5,23 @@ next, what a token means.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Optional
 
 from kvbook.cache.block_key import (
+    Identity,
     Part,
-    Span,
     delimited,
     encode,
     header,
     sha256,
-    tags_by_block,
     token_array,
 )
 from kvbook.cache.blocks import BlockPool
 from kvbook.errors import OutOfBlocksError, SequenceEndedError
+
+PLAIN = Identity()
 
 
 @dataclass(eq=False, slots=True)
@@ -37,14 +38,15 @@ class CachedBlock:
 class CachedSequence:
     """One sequence: its tokens, its block table, and how many tokens were found in the cache."""
 
+    pool: BlockPool
     tokens: "array[int]"
-    blocks: list[int]  # the block table: position p lies in blocks[p // block_size]
-    cached_tokens: int  # of the prompt, found when the sequence began
-    written: int  # tokens whose keys and values are in the blocks
-    chain: list[CachedBlock]  # the cached ones among its blocks: always the first few
-    extras: bytes  # the part of the first block's text that is not in its tokens
-    tags: dict[int, bytes] = field(default_factory=dict)  # block → content shown in it
-    private: bool = False  # its next key belongs to other tokens: no more of it can be cached
+    identity: Identity
+    blocks: list[int] = field(default_factory=list)  # position p lies in blocks[p // block_size]
+    cached_tokens: int = 0  # of the prompt, found when the sequence began
+    written: int = 0  # tokens whose keys and values are in the blocks
+    chain: list[CachedBlock] = field(default_factory=list)  # the first few blocks: the cached ones
+    beside: dict[int, bytes] = field(default_factory=dict)  # block → its text beside tokens
+    private: bool = False  # no more of it can be cached: a collision, or the index was emptied
 
     @property
     def new_tokens(self) -> int:
@@ -76,8 +78,11 @@ class PrefixCache:
     """Sequences over one pool, which share the blocks of a common beginning.
 
     ``fingerprint`` names the model and its weights: what they compute from the same tokens is
-    not the same. ``digest`` makes a key from a message. Whatever it is, a block is used only if
-    its text and its parent are those that were asked for, so a weak one costs hits, not truth.
+    not the same. It is taken at its word. So it is the caller's duty to give other weights, or
+    another way to compute with them, another name, and to call ``clear()`` when the weights
+    behind one cache change. ``digest`` makes a key from a message. Whatever it is, a block is
+    used only if its text and its parent are those that were asked for, so a weak one costs hits,
+    not truth.
 
     >>> prefix = PrefixCache(BlockPool(blocks=8, block_size=4), fingerprint="toy, seed 0")
     >>> first = prefix.begin([1, 2, 3, 4, 5, 6])
@@ -93,10 +98,13 @@ class PrefixCache:
     def __init__(
         self, pool: BlockPool, fingerprint: Part, digest: Callable[[bytes], bytes] = sha256
     ) -> None:
+        if not isinstance(pool, BlockPool):
+            raise ValueError(f"pool must be a BlockPool, got {pool!r:.60}")
+        if not callable(digest) or type(digest(b"")) is not bytes:
+            raise ValueError(f"digest must make bytes from bytes, as sha256 does, got {digest!r}")
         self.pool, self.stats = pool, PrefixStats()
-        self._extras, self._digest = encode(fingerprint) + encode(pool.block_size), digest
+        self._common, self._digest = encode(fingerprint) + encode(pool.block_size), digest
         self._block_bytes = pool.block_size * array("q").itemsize
-        self._token_header = header(b"t", self._block_bytes)
         self._by_key: dict[bytes, CachedBlock] = {}
         self._by_block: dict[int, CachedBlock] = {}
         self._live: set[CachedSequence] = set()
@@ -107,13 +115,7 @@ class PrefixCache:
         return len(self._by_key)
 
     def begin(
-        self,
-        tokens: Iterable[int],
-        *,
-        adapter: Part = None,
-        salt: Part = None,
-        content: Sequence[Span] = (),
-        resumed: bool = False,
+        self, tokens: Iterable[int], identity: Identity = PLAIN, *, resumed: bool = False
     ) -> CachedSequence:
         """Start a sequence: share the blocks that hold its beginning, allocate the others.
 
@@ -121,29 +123,32 @@ class PrefixCache:
         never the whole prompt: its last token must be computed to predict the next. Takes
         O(tokens), however many blocks are cached.
 
-        ``adapter`` names what was added to the model. ``salt`` separates tenants: nothing is
-        found across salts. ``content`` names what placeholder tokens show, as
-        (start, stop, tag). ``resumed`` marks a sequence that was preempted: it is not counted.
+        ``identity`` is what shapes keys and values beside the tokens. ``resumed`` marks a
+        sequence that was preempted: it is not counted.
 
-        Raises ``ValueError`` for an empty prompt, ``OutOfBlocksError`` if the pool has too few
-        blocks; nothing has changed then.
+        Raises ``ValueError`` for an empty prompt or content beyond it, ``OutOfBlocksError`` if
+        the pool has too few blocks; nothing has changed then.
         """
-        text = token_array(tokens)
-        if not text:
+        if not isinstance(identity, Identity):
+            raise ValueError(
+                f"identity must be an Identity, such as Identity(salt='A'), got {identity!r:.60}"
+            )
+        if type(resumed) is not bool:
+            raise ValueError(f"resumed must be True or False, got {resumed!r:.60}")
+        sequence = CachedSequence(self.pool, token_array(tokens), identity)
+        length, size = len(sequence.tokens), self.pool.block_size
+        if not length:
             raise ValueError("a sequence begins with at least one token, got none")
-        size = self.pool.block_size
-        extras = self._extras + encode(adapter) + encode(salt)
-        tags = tags_by_block(content, len(text), size)
-        sequence = CachedSequence(text, [], 0, 0, [], extras, tags)
+        sequence.beside = identity.by_block(length, size)
         self._match(sequence)
         sequence.blocks = [cached.block for cached in sequence.chain]
         sequence.cached_tokens = sequence.written = size * len(sequence.chain)
-        self._grow(sequence, len(text), sharing=sequence.blocks)
+        self._grow(sequence, length, sharing=sequence.blocks)
         self._live.add(sequence)
         self.stats.collisions += sequence.private
         if not resumed:
             self.stats.prompts += 1
-            self.stats.prompt_tokens += len(text)
+            self.stats.prompt_tokens += length
             self.stats.cached_tokens += sequence.cached_tokens
         return sequence
 
@@ -166,45 +171,96 @@ class PrefixCache:
         happened, mostly none.
         """
         self._check_live(sequence)
-        if type(length) is not int or not sequence.written <= length <= len(sequence.tokens):
-            raise ValueError(
-                f"{sequence.written} of {len(sequence.tokens)} tokens are written, so commit() "
-                f"takes a length between the two, got {length!r}; append() tokens first"
-            )
+        self._check_length(sequence, length, "commit")
         sequence.written = length
         if sequence.private:
             return []
-        chain, size = sequence.chain, self.pool.block_size
+        chain, by_key, by_block = sequence.chain, self._by_key, self._by_block
+        parent = chain[-1] if chain else None
         kept: list[int] = []
         swapped: list[int] = []
-        first, stop = len(chain), length // size
-        full = sequence.tokens[first * size : stop * size].tobytes()
-        for place in range(first, stop):
-            own = sequence.blocks[place]
-            key, parent, text = self._identity(sequence, full, first)
-            cached = self._by_key.get(key)
-            if cached is None:
-                cached = CachedBlock(own, key, parent, text)
-                self._by_key[key] = self._by_block[own] = cached
-                kept.append(own)
-            elif self.confirms(cached, parent, text):
-                self.pool.share([cached.block])
-                self.pool.release([own])
-                sequence.blocks[place] = cached.block
-                swapped.append(place)
-            else:
-                self.stats.collisions += 1
-                sequence.private = True
-                break
-            chain.append(cached)
-        self.pool.keep(kept, self._forget)
+        first, stop = len(chain), length // self.pool.block_size
+        try:
+            for place, (key, text) in enumerate(self.keyed(sequence, first, stop), first):
+                own = sequence.blocks[place]
+                cached = by_key.get(key)
+                if cached is None:
+                    cached = CachedBlock(own, key, parent, text)
+                    by_key[key] = by_block[own] = cached
+                    kept.append(own)
+                elif self.confirms(cached, parent, text):
+                    self.pool.share([cached.block])
+                    self.pool.release([own])
+                    sequence.blocks[place] = cached.block
+                    swapped.append(place)
+                else:
+                    self.stats.collisions += 1
+                    sequence.private = True
+                    break
+                chain.append(cached)
+                parent = cached
+        finally:  # what can be found is kept, even if the digest fails at a later block
+            self.pool.keep(kept, self._forget)
         return swapped
 
+    def retract(self, sequence: CachedSequence, length: int) -> None:
+        """Take back the tokens from ``length`` on, which are not written: rejected drafts.
+
+        Blocks that no token needs any more are released. Content shown behind ``length`` goes
+        with its tokens. Raises ``ValueError`` for a length below what is written, which others
+        may read by now, and for one within some content; nothing has changed then.
+        """
+        self._check_live(sequence)
+        self._check_length(sequence, length, "retract")
+        size = self.pool.block_size
+        identity = sequence.identity.until(length)
+        needed = -(-length // size)
+        self.pool.release(sequence.blocks[needed:])
+        del sequence.blocks[needed:], sequence.tokens[length:]
+        sequence.identity, sequence.beside = identity, identity.by_block(length, size)
+
     def end(self, sequence: CachedSequence) -> None:
-        """Release its blocks. Those that are full stay findable until the pool needs them."""
+        """Release its blocks. Those that are full stay findable until the pool needs them.
+
+        The sequence names no blocks then; its tokens and its identity are still there.
+        """
         self._check_live(sequence)
         self._live.remove(sequence)
         self.pool.release(sequence.blocks)
+        sequence.blocks.clear()
+        sequence.chain.clear()
+
+    def clear(self) -> None:
+        """Forget everything that can be found, as when the weights have changed.
+
+        Blocks without an owner become free. Sequences that are under way keep theirs to the end,
+        but nothing of them can be found, neither now nor later.
+        """
+        self.pool.drop(list(self._by_block))
+        for sequence in self._live:
+            sequence.private = True
+            sequence.chain.clear()
+
+    def keyed(
+        self, sequence: CachedSequence, first: int, stop: int
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and texts of blocks first … stop-1, all of them full, those before being cached.
+
+        A key is the digest of the key before it and of the block's own text.
+        """
+        size, width, beside = self.pool.block_size, self._block_bytes, sequence.beside
+        tokens = sequence.tokens[first * size : stop * size].tobytes()
+        before = delimited(b"b", sequence.chain[-1].key) if first else b""
+        kind, digest = header(b"t", width), self._digest
+        for place, start in enumerate(range(0, len(tokens), width), first):
+            text = kind + tokens[start : start + width]
+            if place in beside:
+                text += beside[place]
+            if place == 0:
+                text = self._common + sequence.identity.for_all_blocks + text
+            key = digest(before + text)
+            yield key, text
+            before = header(b"b", len(key)) + key
 
     def confirms(self, cached: CachedBlock, parent: CachedBlock | None, text: bytes) -> bool:
         """Whether a block found by its key holds what was asked for, and not a collision.
@@ -213,41 +269,26 @@ class PrefixCache:
         """
         return cached.parent is parent and cached.text == text
 
-    def _identity(
-        self, sequence: CachedSequence, full: bytes, first: int
-    ) -> tuple[bytes, CachedBlock | None, bytes]:
-        """Key, parent and text of the first full block after the chain.
-
-        ``full`` holds the tokens of full blocks, as bytes, from block ``first`` on.
-        """
-        place = len(sequence.chain)
-        start = (place - first) * self._block_bytes
-        text = self._token_header + full[start : start + self._block_bytes]
-        text += sequence.tags.get(place, b"")
-        if not place:
-            text = sequence.extras + text
-            return self._digest(text), None, text
-        parent = sequence.chain[-1]
-        return self._digest(delimited(b"b", parent.key) + text), parent, text
-
     def _match(self, sequence: CachedSequence) -> None:
         """Fill the chain with what is cached, without taking it."""
-        full = sequence.tokens.tobytes()
-        for _ in range((len(sequence.tokens) - 1) // self.pool.block_size):
-            key, parent, text = self._identity(sequence, full, 0)
-            cached = self._by_key.get(key)
+        chain, by_key, parent = sequence.chain, self._by_key, None
+        full = (len(sequence.tokens) - 1) // self.pool.block_size
+        for key, text in self.keyed(sequence, 0, full):
+            cached = by_key.get(key)
             if cached is None:
                 return
             if not self.confirms(cached, parent, text):
                 sequence.private = True
                 return
-            sequence.chain.append(cached)
+            chain.append(cached)
+            parent = cached
 
     def _grow(self, sequence: CachedSequence, length: int, sharing: list[int]) -> None:
         """Blocks for ``length`` tokens, the shared ones included; or raise and change nothing."""
         missing = -(-length // self.pool.block_size) - len(sequence.blocks)
-        unowned = sum(not self.pool.owners(block) for block in sharing)
-        room = self.pool.available - unowned  # sharing an evictable block takes it as well
+        room = self.pool.available
+        if missing > room - len(sharing):  # sharing an evictable block takes it as well
+            room -= sum(not self.pool.owners(block) for block in sharing)
         if missing > room:
             raise OutOfBlocksError(
                 f"{length} tokens need {missing} more blocks, but {room} of {self.pool.blocks} "
@@ -258,12 +299,22 @@ class PrefixCache:
             sequence.blocks += self.pool.allocate(missing)
 
     def _check_live(self, sequence: CachedSequence) -> None:
+        if not isinstance(sequence, CachedSequence):
+            raise ValueError(f"a sequence is what begin() returns, got {sequence!r:.60}")
         if sequence not in self._live:
             raise SequenceEndedError(
                 "the sequence has ended or belongs to another cache, and its blocks may hold "
                 "something else by now; begin() a new one with its tokens"
             )
 
+    def _check_length(self, sequence: CachedSequence, length: int, call: str) -> None:
+        written, tokens = sequence.written, len(sequence.tokens)
+        if type(length) is not int or not written <= length <= tokens:
+            raise ValueError(
+                f"{written} of {tokens} tokens are written, so {call}() takes a length between the "
+                f"two, got {length!r:.60}; append() tokens first"
+            )
+
     def _forget(self, block: int) -> None:
-        """The pool reuses a block."""
+        """The pool reuses a block, or clear() drops it."""
         del self._by_key[self._by_block.pop(block).key]

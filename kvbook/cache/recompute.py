@@ -8,37 +8,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvbook.cache.step import common_start, look, new_positions
+from kvbook.cache.layer_kind import LayerKind
+from kvbook.cache.mask import attention_mask
+from kvbook.cache.step import Step
 from kvbook.cache.view import KVView
 
 
 class Recompute:
-    """What a model without a cache reads: its own new keys, from position 0.
-
-    ``windows`` has one entry per layer, as in a cache's groups.
-    """
+    """What a model without a cache reads: its own new keys, from position 0."""
 
     def __init__(
-        self,
-        rows: int,
-        device: torch.device,
-        windows: Sequence[int | None] = (None,),
-        sinks: int = 0,
+        self, rows: int, layer_kinds: Sequence[LayerKind], device: torch.device | str = "cpu"
     ) -> None:
-        self.lengths = (0,) * rows
-        self.device, self.windows, self.sinks = device, windows, sinks
+        self.lengths, self.layer_kinds, self.device = (0,) * rows, layer_kinds, device
 
     def reserve(self, counts: Sequence[int], T: int) -> Tensor:
         """As ``KVCache.reserve``, for rows that are always empty."""
-        queries = new_positions(self.lengths, counts, T, self.device)
-        start = common_start(self.lengths, counts, T)
-        self._steps = {
-            window: look(queries, queries, start, window, self.sinks)
-            for window in set(self.windows)
+        step = Step(self.lengths, tuple(counts), T, self.device)
+        self._masks = {
+            kind: attention_mask(step, step.positions, kind) for kind in set(self.layer_kinds)
         }
-        return queries
+        return step.positions
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> KVView:
         """The new keys and values themselves, (B, Hkv, T, D), padding included but masked."""
-        step = self._steps[self.windows[layer]]
-        return KVView(keys, values, step.keys, step.mask, step.is_causal)
+        seen = self._masks[self.layer_kinds[layer]]
+        return KVView(keys, values, seen.positions, seen.mask, seen.is_causal)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbook.cache.placement import EVERYTHING, Plan, Run, check_sizes, ragged_indices
-from kvbook.cache.step import common_start
-from kvbook.cache.store import Index, Store
+from kvbook.cache.placement import EVERYTHING, Placement, Plan, Run, ragged_indices
+from kvbook.cache.sizes import check_counts_from_zero, check_sizes
+from kvbook.cache.step import Step
+from kvbook.cache.store import Store, Where
 from kvbook.cache.view import NOT_A_TOKEN
 
 
@@ -23,7 +24,9 @@ from kvbook.cache.view import NOT_A_TOKEN
 class OldThenNew(Plan):
     """A chunk that would overwrite what its own first tokens still see: read, then write."""
 
-    def move(self, store: Store, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def write_and_read(
+        self, store: Store, layer: int, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """What was there and then all that is new, as it will be read later; the last is kept."""
         old = store.read(layer, self.read)
         new = store.round_trip(keys, values)
@@ -32,22 +35,20 @@ class OldThenNew(Plan):
         return seen_keys, seen_values
 
 
-class Ring:
+class Ring(Placement):
     """The last ``window - 1 + rollback`` tokens of each row, and its first ``sinks``.
 
-    ``kept[b]`` is the first position behind the sinks that row b still has, ``dirty[b]`` one past
+    ``oldest[b]`` is the first position behind the sinks that row b still has, ``dirty[b]`` one past
     the highest whose slot may hold something written earlier.
     """
 
     def __init__(self, rows: int, window: int, rollback: int = 1, sinks: int = 0) -> None:
         check_sizes(rows=rows, window=window, rollback=rollback)
-        if not isinstance(sinks, int) or isinstance(sinks, bool) or sinks < 0:
-            raise ValueError(f"sinks must be an integer from 0 on, got {sinks!r}")
+        check_counts_from_zero(sinks=sinks)
         self.rows, self.window, self.rollback, self.sinks = rows, window, rollback, sinks
         self.ring = window - 1 + rollback  # R
-        self.capacity = None
         self.store_shape = (rows, sinks + self.ring)
-        self.kept, self.dirty = [sinks] * rows, [0] * rows
+        self.oldest, self.dirty = [sinks] * rows, [0] * rows
 
     def check_window(self, window: int | None, sinks: int) -> None:
         """Raise ``ValueError`` if the layers see further back than the ring."""
@@ -65,61 +66,56 @@ class Ring:
                 f"and {self.ring} slots (window - 1 + rollback); make both multiples of {tile}"
             )
 
-    def check_room(self, starts: Sequence[int], ends: Sequence[int]) -> None:
+    def check_room(self, step: Step) -> None:
         """There is always room: the oldest tokens give way."""
 
-    def plan(self, starts: Sequence[int], counts: Sequence[int], T: int, queries: Tensor) -> Plan:
-        uniform = common_start(starts, counts, T) is not None
-        ends = [start + count for start, count in zip(starts, counts, strict=True)]
-        source, target = self._write(starts, ends, T, uniform, queries.device)
-        overwrites = max(ends) > self.store_shape[1] and self.rollback < T
+    def plan(self, step: Step) -> Plan:
+        source, target = self._write(step)
+        overwrites = max(step.ends) > self.store_shape[1] and self.rollback < step.T
         if not overwrites:
             # Nothing is overwritten that a new token still sees.
-            self._keep_from(ends)
-            positions, stale = self._read(ends, uniform, queries.device)
-            return Plan(source, target, self._slots_read(ends), positions, stale)
-        positions, stale = self._read(starts, uniform, queries.device)
-        self._keep_from(ends)
-        both = torch.cat([positions, queries.expand(len(positions), -1)], 1)
-        return OldThenNew(source, target, self._slots_read(starts), both, stale)
+            self._let_go_before(step.ends)
+            positions, stale = self._read(step.ends, step)
+            return Plan(source, target, self._slots_read(step.ends), positions, stale)
+        positions, stale = self._read(step.starts, step)
+        self._let_go_before(step.ends)
+        both = torch.cat([positions, step.positions.expand(len(positions), -1)], 1)
+        return OldThenNew(source, target, self._slots_read(step.starts), both, stale)
 
     def check_truncate(self, lengths: Sequence[int]) -> None:
         """Raise ``ValueError`` if a token that is still in the window was overwritten."""
         for row, length in enumerate(lengths):
             needed = max(self.sinks, length - self.window + 1)
-            if needed < min(length, self.kept[row]):
+            if needed < min(length, self.oldest[row]):
                 raise ValueError(
                     f"row {row} cannot go back to {length} tokens: a window of {self.window} then "
                     f"needs position {needed}, and the ring has overwritten everything before "
-                    f"{self.kept[row]}; make the ring with a larger rollback (it has "
+                    f"{self.oldest[row]}; make the ring with a larger rollback (it has "
                     f"{self.rollback}), or reset() and read the text again"
                 )
 
     def truncate(self, lengths: Sequence[int]) -> None:
         for row, length in enumerate(lengths):
-            self.kept[row] = min(self.kept[row], max(self.sinks, length))
-            self.dirty[row] = min(self.dirty[row], self.kept[row] + self.ring)
-
-    def check_select(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Rows are copied in place: there is always room."""
+            self.oldest[row] = min(self.oldest[row], max(self.sinks, length))
+            self.dirty[row] = min(self.dirty[row], self.oldest[row] + self.ring)
 
     def select(self, rows: Sequence[int], lengths: Sequence[int]) -> int:
-        kept, dirty = [self.kept[r] for r in rows], [self.dirty[r] for r in rows]
-        self.kept[: len(rows)], self.dirty[: len(rows)] = kept, dirty
+        oldest, dirty = [self.oldest[r] for r in rows], [self.dirty[r] for r in rows]
+        self.oldest[: len(rows)], self.dirty[: len(rows)] = oldest, dirty
         return self.store_shape[1]
 
-    def held(self, row: int, length: int, device: torch.device) -> Index:
+    def slots_of(self, row: int, length: int, device: torch.device) -> Where:
         slots = [self._slot(p) for p in self._positions_held(row, length)]
         return slice(row, row + 1), torch.tensor(slots, device=device, dtype=torch.long)
 
     def slots_used(self, lengths: Sequence[int]) -> int:
         return sum(len(self._positions_held(row, n)) for row, n in enumerate(lengths))
 
-    def take_unused(self, lengths: Sequence[int]) -> list[Run]:
+    def unused_runs(self, lengths: Sequence[int]) -> list[Run]:
         lengths = [*lengths, *[0] * (self.rows - len(lengths))]
         free = []
         for row, length in enumerate(lengths):
-            self.dirty[row] = self.kept[row] + self.ring
+            self.dirty[row] = self.oldest[row] + self.ring
             free += self._runs(row, range(length, self.dirty[row]))
         return free
 
@@ -129,49 +125,43 @@ class Ring:
         return self.sinks + (position - self.sinks) % self.ring
 
     def _positions_held(self, row: int, length: int) -> list[int]:
-        return [*range(min(self.sinks, length)), *range(self.kept[row], length)]
+        return [*range(min(self.sinks, length)), *range(self.oldest[row], length)]
 
-    def _keep_from(self, ends: Sequence[int]) -> None:
+    def _let_go_before(self, ends: Sequence[int]) -> None:
         for row, end in enumerate(ends):
-            self.kept[row] = max(self.kept[row], end - self.ring)
+            self.oldest[row] = max(self.oldest[row], end - self.ring)
             self.dirty[row] = max(self.dirty[row], end)
 
-    def _write(
-        self,
-        starts: Sequence[int],
-        ends: Sequence[int],
-        T: int,
-        uniform: bool,
-        device: torch.device,
-    ) -> tuple[Index, Index]:
+    def _write(self, step: Step) -> tuple[Where, Where]:
         """Sinks and the last R of the new tokens: no slot is written twice in one step."""
-        sinks, ring = self.sinks, self.ring
+        sinks, ring, T = self.sinks, self.ring, step.T
         written = [
             [*range(start, min(end, sinks)), *range(max(start, sinks, end - ring), end)]
-            for start, end in zip(starts, ends, strict=True)
+            for start, end in zip(step.starts, step.ends, strict=True)
         ]  # positions
         slots = [[self._slot(p) for p in row] for row in written]
-        columns = [[T - (end - p) for p in row] for row, end in zip(written, ends, strict=True)]
-        if uniform:
-            source = (EVERYTHING, as_index(columns[0], device))
-            return source, (slice(0, len(starts)), as_index(slots[0], device))
-        return ragged_indices(columns, slots, device)
+        columns = [[T - (end - p) for p in row]
+                   for row, end in zip(written, step.ends, strict=True)]
+        if step.common_start is not None:
+            source = (EVERYTHING, as_index(columns[0], step.device))
+            return source, (slice(0, step.rows), as_index(slots[0], step.device))
+        return ragged_indices(columns, slots, step.device)
 
-    def _slots_read(self, lengths: Sequence[int]) -> Index:
+    def _slots_read(self, lengths: Sequence[int]) -> Where:
         return slice(0, len(lengths)), slice(0, min(max(lengths), self.store_shape[1]))
 
-    def _read(
-        self, lengths: Sequence[int], uniform: bool, device: torch.device
-    ) -> tuple[Tensor, list[Run]]:
+    def _read(self, lengths: Sequence[int], step: Step) -> tuple[Tensor, list[Run]]:
         """Positions in slots 0, 1, …, (1 or B, S), and the slots to clear before reading."""
+        device = step.device
         stale = []
         for row, length in enumerate(lengths):
             stale += self._runs(row, range(length, self.dirty[row]))
             self.dirty[row] = min(self.dirty[row], length)
-        kept = self.kept[: len(lengths)]
-        if uniform:  # all rows have one length; what only some of them lost, none of them sees
-            lengths, kept = lengths[:1], [max(kept)]
-        end, first = (torch.tensor(x, device=device)[:, None] for x in (lengths, kept))
+        oldest = self.oldest[: len(lengths)]
+        if step.common_start is not None:
+            # All rows have one length; what only some of them lost, none of them sees.
+            lengths, oldest = lengths[:1], [max(oldest)]
+        end, first = (torch.tensor(x, device=device)[:, None] for x in (lengths, oldest))
         slot = torch.arange(min(max(lengths), self.store_shape[1]), device=device)[None]
         # The newest position below the end whose slot this is: they repeat every R.
         newest = end - 1 - torch.remainder(end - 1 - slot, self.ring)
@@ -187,7 +177,7 @@ class Ring:
         return [(row, start, stop) for start, stop in zip(starts, stops, strict=True)]
 
 
-def as_index(numbers: list[int], device: torch.device) -> slice | Tensor:
+def as_index(numbers: list[int], device: torch.device | str) -> slice | Tensor:
     """Consecutive numbers as a slice, others as an int64 tensor."""
     first = numbers[0] if numbers else 0
     if numbers == list(range(first, first + len(numbers))):

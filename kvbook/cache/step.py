@@ -1,80 +1,85 @@
-"""One forward pass as positions: who the new tokens are and what they may see.
+"""One forward pass as positions: which tokens are new, in which row.
 
-Knows: counts, lengths and positions. Does not know: slots, tensors of keys, layers.
+Knows: lengths, counts and positions. Does not know: slots, masks, tensors of keys, layers.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from kvbook.cache.view import NOT_A_TOKEN, visible, visible_count
+from kvbook.cache.view import NOT_A_TOKEN
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the queries of one forward pass may see of the keys that are read."""
+    """Row b holds ``starts[b]`` tokens and adds the last ``counts[b]`` of T; the rest is padding.
 
-    keys: Tensor  # (1 or B, S) int64, positions of everything that is read
-    mask: Tensor | None  # see KVView
-    is_causal: bool
+    Made once per forward pass, and handed to everybody who has to prepare for it.
+
+    >>> step = Step((0, 7), (3, 1), 3)
+    >>> step.ends, step.common_start, step.positions.tolist()
+    ((3, 8), None, [[0, 1, 2], [-1, -1, 7]])
+    """
+
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    T: int
+    device: torch.device | str = "cpu"
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch: B."""
+        return len(self.starts)
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens of each row afterwards."""
+        return tuple(map(sum, zip(self.starts, self.counts, strict=True)))
+
+    @cached_property
+    def common_start(self) -> int | None:
+        """The length that all rows share, if all of them add T tokens; ``None`` where ragged."""
+        alike = len(set(self.starts)) == 1 and set(self.counts) == {self.T}
+        return self.starts[0] if alike else None
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Of the new tokens, int64: (1, T) where all rows are alike, (B, T) elsewhere."""
+        if self.common_start is not None:
+            start = self.common_start
+            return torch.arange(start, start + self.T, device=self.device)[None]
+        ends, counts = (
+            torch.tensor(numbers, device=self.device)[:, None]
+            for numbers in (self.ends, self.counts)
+        )
+        from_the_right = torch.arange(-self.T, 0, device=self.device)[None, :]  # -T … -1
+        return (ends + from_the_right).masked_fill(from_the_right < -counts, NOT_A_TOKEN)
+
+    @property
+    def columns(self) -> list[range]:
+        """Where the new tokens of each row stand among the T."""
+        return [range(self.T - count, self.T) for count in self.counts]
+
+    @property
+    def new_positions(self) -> list[range]:
+        """Positions of the new tokens of each row, as Python integers."""
+        return [range(start, end) for start, end in zip(self.starts, self.ends, strict=True)]
 
 
-def check_counts(counts: Sequence[int] | None, rows: int, T: int) -> list[int]:
+def check_counts(counts: Sequence[int] | None, rows: int, T: int) -> tuple[int, ...]:
     """Real tokens per row of a left-padded (rows, T) batch; ``None`` means all T.
 
     Raises ``ValueError`` when the list has another length or a count is outside 0…T.
     """
     if counts is None:
-        return [T] * rows
-    counts = list(counts)
-    if len(counts) != rows or not all(isinstance(c, int) and 0 <= c <= T for c in counts):
+        return (T,) * rows
+    fits = isinstance(counts, Sequence) and len(counts) == rows
+    if not fits or not all(type(count) is int and 0 <= count <= T for count in counts):
         raise ValueError(
-            f"counts must hold one integer from 0 to {T} for each of the {rows} rows, got {counts}"
+            f"counts must hold one integer from 0 to {T} for each of the {rows} rows, got "
+            f"{counts!r:.200}"
         )
-    return counts
-
-
-def common_start(starts: Sequence[int], counts: Sequence[int], T: int) -> int | None:
-    """The length that all rows share, if all of them add T tokens; ``None`` for a ragged step."""
-    uniform = all(s == starts[0] for s in starts) and all(count == T for count in counts)
-    return starts[0] if uniform else None
-
-
-def new_positions(
-    starts: Sequence[int], counts: Sequence[int], T: int, device: torch.device | str
-) -> Tensor:
-    """Positions of left-padded new tokens, (B, T); (1, T) where all rows are the same.
-
-    >>> new_positions([0, 0], [3, 5], 5, "cpu").tolist()
-    [[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4]]
-    >>> new_positions([7, 7], [2, 2], 2, "cpu").tolist()
-    [[7, 8]]
-    """
-    start = common_start(starts, counts, T)
-    if start is not None:
-        return torch.arange(start, start + T, device=device)[None]
-    first, count = (torch.tensor(x, device=device)[:, None] for x in (starts, counts))
-    from_the_right = torch.arange(-T, 0, device=device)[None, :]  # -T … -1
-    positions = first + count + from_the_right
-    return positions.masked_fill(from_the_right < -count, NOT_A_TOKEN)
-
-
-def look(
-    queries: Tensor, keys: Tensor, start: int | None, window: int | None, sinks: int = 0
-) -> Step:
-    """What queries (1 or B, T) see of keys (1 or B, S).
-
-    The keys must hold every visible position once. ``start`` is the common length before this
-    step, ``None`` for a ragged one. From Python integers alone follows whether a mask is needed;
-    no tensor is inspected.
-    """
-    T, S = queries.shape[1], keys.shape[1]
-    if start is not None and T == 1:
-        seen = visible_count(start + 1, window, sinks)
-        if seen == S:  # as many keys as are visible: they all are
-            return Step(keys, None, False)
-    if start == 0 and S == T and (window is None or window >= T):
-        return Step(keys, None, True)  # queries and keys are the same tokens
-    return Step(keys, visible(queries, keys, window, sinks)[:, None], False)
+    return tuple(counts)

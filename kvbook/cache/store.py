@@ -3,84 +3,104 @@
 Knows: layers, rows, heads, slots and widths. Does not know: positions, lengths, masks.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-Index = tuple[Any, Any]  # (rows, slots), as PyTorch indexing takes it
+from kvbook.cache.layer_kind import LayerKind
+from kvbook.cache.sizes import check_sizes
+
+Where = tuple[Any, Any]  # (rows, slots), as PyTorch indexing takes it
 
 
-class Layout(NamedTuple):
-    """The part of a store's shape that comes from the model."""
+class NewStore(Protocol):
+    """Makes a store: a class below, ``quantized(…)``, or anything called like one."""
 
-    layers: int  # L
-    kv_heads: int  # Hkv
-    key_dim: int  # Dk
-    value_dim: int  # Dv
-    dtype: torch.dtype
+    def __call__(
+        self,
+        kind: LayerKind,
+        layers: int,
+        rows: int,
+        slots: int,
+        device: torch.device | str = "cpu",
+    ) -> "Store": ...
 
 
-class Store(Protocol):
-    """What a cache asks of a store. Keys and values come and go token first: (…, Hkv, D)."""
+class Store:
+    """Base of stores: ``slots`` for each of ``rows``, in each of ``layers`` of one kind.
 
-    layout: Layout
+    A new store allocates its tensors and fills in the methods that raise here. Keys and values
+    come and go token first: (…, Hkv, D), in the type of ``kind.dtype``.
+    """
 
-    @property
-    def rows(self) -> int: ...
+    tile = 1  # tokens that can only be written together: a write covers whole aligned tiles
 
-    @property
-    def slots(self) -> int:
-        """Slots per row."""
-
-    @property
-    def tile(self) -> int:
-        """Tokens that can only be written together: a write covers whole aligned tiles."""
-
-    @property
-    def device(self) -> torch.device: ...
+    def __init__(
+        self,
+        kind: LayerKind,
+        layers: int,
+        rows: int,
+        slots: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        check_sizes(layers=layers, rows=rows, slots=slots)
+        self.kind, self.layers, self.rows, self.slots = kind, layers, rows, slots
+        self.device = usable_device(device)
 
     @property
     def tensors(self) -> list[Tensor]:
         """The storage itself."""
+        raise NotImplementedError
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of the storage, used or not."""
+        return sum(tensor.nbytes for tensor in self.tensors)
 
-    def write(self, layer: int, where: Index, keys: Tensor, values: Tensor) -> None: ...
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of one slot of one row over all layers and heads."""
+        return self.allocated_bytes // (self.rows * self.slots)
 
-    def read(self, layer: int, where: Index) -> tuple[Tensor, Tensor]: ...
+    def write(self, layer: int, where: Where, keys: Tensor, values: Tensor) -> None:
+        """Keep the keys and values of some slots of one layer."""
+        raise NotImplementedError
+
+    def read(self, layer: int, where: Where) -> tuple[Tensor, Tensor]:
+        """Keys and values at ``where``."""
+        raise NotImplementedError
 
     def round_trip(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """What reading would give, had these been written."""
+        """What reading would give, had these been written. By default the same: nothing is lost."""
+        return keys, values
 
     def fill(self, row: int, start: int, stop: int, value: float) -> None:
         """Let slots start … stop-1 of one row, in every layer, read as ``value``."""
+        raise NotImplementedError
 
     def copy_rows(self, rows: list[int], slots: int) -> None:
         """Row i takes the first ``slots`` slots that row ``rows[i]`` had before the call."""
+        raise NotImplementedError
 
     def copy_slots(self, row: int, source: list[int], target: list[int]) -> None:
         """Inside one row, slot ``target[i]`` takes what slot ``source[i]`` holds."""
+        raise NotImplementedError
 
 
-def new_store(
-    make: Callable[..., Store],
-    layout: Layout,
-    rows: int,
-    slots: int,
-    device: torch.device | str = "cpu",
-) -> Store:
-    """A store of that shape from a class such as ``DenseStore``, or anything called like it."""
-    return make(
-        layout.layers, rows, layout.kv_heads, slots, layout.key_dim, layout.value_dim,
-        layout.dtype, device,
-    )  # fmt: skip
+def usable_device(device: torch.device | str) -> torch.device:
+    """The device, with its number. ``ValueError`` if there is no such device here."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"device {device!r} cannot be used here ({reason}); allowed are 'cpu' and the "
+            "devices that this build of PyTorch finds"
+        ) from error
 
 
-def take(layer: Tensor, where: Index) -> Tensor:
+def take(layer: Tensor, where: Where) -> Tensor:
     """``layer[where]`` for (rows, slots, Hkv, D): a view for slices, a gather for slot tensors."""
     row, slots = where
     if isinstance(row, int):  # many times faster than indexing with a number and a tensor
@@ -89,33 +109,37 @@ def take(layer: Tensor, where: Index) -> Tensor:
     return layer[where]
 
 
-class DenseStore:
-    """Keys and values as they are, one tensor each: (L, rows, Hkv, slots, D).
+class DenseStore(Store):
+    """Keys and values as they are, one tensor each: (L, rows, Hkv, slots, D)."""
 
-    ``layout.dtype`` is the element type, ``allocated_bytes`` the exact size of both tensors.
-    """
-
-    tile = 1
-
+    @torch.inference_mode(False)  # or they could not be written to outside of it
     def __init__(
         self,
+        kind: LayerKind,
         layers: int,
         rows: int,
-        heads: int,
         slots: int,
-        key_dim: int,
-        value_dim: int,
-        dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.layout = Layout(layers, heads, key_dim, value_dim, dtype)
-        shape = (layers, rows, heads, slots)
-        self.keys = self._zeros((*shape, key_dim), dtype, device)
-        self.values = self._zeros((*shape, value_dim), dtype, device)
+        super().__init__(kind, layers, rows, slots, device)
+        shape = (layers, rows, kind.kv_heads, slots)
+        self.keys = self._zeros((*shape, kind.key_dim), kind.dtype, device)
+        self.values = self._zeros((*shape, kind.value_dim), kind.dtype, device)
+        self._see_layers()
+
+    def _see_layers(self) -> None:
         # One token-first view per layer, (rows, slots, Hkv, D), made once: indexing a layer
         # costs nothing in the decode loop.
         self._key_layers = self.keys.transpose(2, 3).unbind(0)
         self._value_layers = self.values.transpose(2, 3).unbind(0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        views = {"_key_layers", "_value_layers"}  # views of a copy are made anew, or they are none
+        return {name: value for name, value in vars(self).items() if name not in views}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._see_layers()
 
     def _zeros(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
@@ -124,45 +148,17 @@ class DenseStore:
         return torch.zeros(shape, dtype=dtype, device=device)
 
     @property
-    def rows(self) -> int:
-        return self.keys.shape[1]
-
-    @property
-    def slots(self) -> int:
-        """Slots per row."""
-        return self.keys.shape[3]
-
-    @property
-    def device(self) -> torch.device:
-        return self.keys.device
-
-    @property
-    def bytes_per_slot(self) -> int:
-        """Bytes of one slot of one row over all layers and heads."""
-        layers, heads, key_dim, value_dim, dtype = self.layout
-        return layers * heads * (key_dim + value_dim) * dtype.itemsize
-
-    @property
     def tensors(self) -> list[Tensor]:
         """The storage itself."""
         return [self.keys, self.values]
 
-    @property
-    def allocated_bytes(self) -> int:
-        """Bytes of the storage, used or not."""
-        return sum(tensor.nbytes for tensor in self.tensors)
-
-    def write(self, layer: int, where: Index, keys: Tensor, values: Tensor) -> None:
+    def write(self, layer: int, where: Where, keys: Tensor, values: Tensor) -> None:
         self._key_layers[layer][where] = keys
         self._value_layers[layer][where] = values
 
-    def read(self, layer: int, where: Index) -> tuple[Tensor, Tensor]:
+    def read(self, layer: int, where: Where) -> tuple[Tensor, Tensor]:
         """Keys and values at ``where``: views of the storage when ``where`` is slices."""
         return take(self._key_layers[layer], where), take(self._value_layers[layer], where)
-
-    def round_trip(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The same: nothing is lost."""
-        return keys, values
 
     def fill(self, row: int, start: int, stop: int, value: float) -> None:
         """Set slots start … stop-1 of one row, in every layer, to ``value``."""

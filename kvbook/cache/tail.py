@@ -14,11 +14,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kvbook.cache.bound_table import BoundTable
 from kvbook.cache.group import CacheGroup
+from kvbook.cache.mask import AttentionMask, full_mask
 from kvbook.cache.placement import Placement
-from kvbook.cache.step import new_positions
+from kvbook.cache.sizes import check_counts_from_zero
+from kvbook.cache.step import Step
 from kvbook.cache.store import DenseStore, Store
-from kvbook.cache.view import NOT_A_TOKEN, KVView, visible
+from kvbook.cache.view import NOT_A_TOKEN, KVView
 
 
 class TailedGroup(CacheGroup):
@@ -29,27 +32,23 @@ class TailedGroup(CacheGroup):
     which queries still saw a token exactly: logits depend on it, within the code's error.
     """
 
-    def __init__(
-        self,
-        placement: Placement,
-        store: Store,
-        tail: int,
-        window: int | None = None,
-        sinks: int = 0,
-    ) -> None:
-        if not isinstance(tail, int) or isinstance(tail, bool) or tail < 0:
-            raise ValueError(f"tail must be an integer from 0 on, got {tail!r}")
+    def __init__(self, placement: Placement, store: Store, tail: int) -> None:
+        check_counts_from_zero(tail=tail)
         if tail + store.tile < 2:
             raise ValueError("a tail of 0 tokens before a store of single tokens: use CacheGroup")
-        super().__init__(placement, store, window, sinks)
-        layers, heads, key_dim, value_dim, dtype = store.layout
-        self.tail, slots = tail, tail + store.tile - 1
+        super().__init__(placement, store)
+        self.tail = tail
         self.recent = DenseStore(
-            layers, placement.rows, heads, slots, key_dim, value_dim, dtype, store.device
+            store.kind, store.layers, placement.rows, tail + store.tile - 1, store.device
         )
         self.settled = [0] * placement.rows
 
     def _check_tile(self, placement: Placement, store: Store) -> None:
+        if not placement.rows:
+            raise ValueError(
+                "rows that are bound to block tables leave nothing behind, but a tail keeps the "
+                "newest tokens of each row outside of the blocks; make the cache without a tail"
+            )
         placement.check_tile(store.tile)
 
     @property
@@ -61,70 +60,61 @@ class TailedGroup(CacheGroup):
         recent = (sum(lengths) - sum(settled)) * self.recent.bytes_per_slot
         return super().used_bytes(settled) + recent
 
-    def check_room(self, starts: Sequence[int], ends: Sequence[int]) -> None:
-        self.placement.check_room(self.settled[: len(starts)], ends)
+    def check_room(self, step: Step) -> None:
+        """All tokens have to settle one day."""
+        settled = tuple(self.settled[: step.rows])
+        to_settle = tuple(end - s for end, s in zip(step.ends, settled, strict=True))
+        self.placement.check_room(Step(settled, to_settle, max(to_settle), step.device))
 
-    def prepare(
-        self, starts: Sequence[int], counts: Sequence[int], T: int, queries: Tensor
-    ) -> None:
-        settled = self.settled[: len(starts)]
-        waiting = [n - s for n, s in zip(starts, settled, strict=True)]
-        pending = [w + count for w, count in zip(waiting, counts, strict=True)]
+    def prepare(self, step: Step) -> None:
+        settled = tuple(self.settled[: step.rows])
+        waiting = [n - s for n, s in zip(step.starts, settled, strict=True)]
         tile = self.store.tile
-        settling = [max(0, p - self.tail) // tile * tile for p in pending]
-        width = max(settling)
-        plan = self._plan_step(
-            settled, settling, width, new_positions(settled, settling, width, queries.device)
+        settling = tuple(
+            max(0, w + count - self.tail) // tile * tile
+            for w, count in zip(waiting, step.counts, strict=True)
         )
-        self._index(waiting, settling, counts, T, queries.device)
-        first = [s + m for s, m in zip(settled, settling, strict=True)]
-        self.settled[: len(first)] = first
-        first_recent = torch.tensor(first, device=queries.device)[:, None]
-        at = torch.arange(self._kept.shape[1], device=queries.device)
-        recent = (first_recent + at).masked_fill(self._kept < 0, NOT_A_TOKEN)
-        rows = len(starts)
-        self._positions = torch.cat([plan.positions.expand(rows, -1), recent], 1)
-        self._mask = visible(
-            queries.expand(rows, -1), self._positions, self.window, self.sinks
-        )[:, None]
-        self._batch_shape = (rows, T)
-        self._begin(plan)
+        inner = Step(settled, settling, max(settling), step.device)
+        plan = self._plan_step(inner)
+        self._index(waiting, settling, step)
+        self.settled[: step.rows] = inner.ends
+        first_recent = torch.tensor(inner.ends, device=step.device)[:, None]
+        at = torch.arange(self._staying.shape[1], device=step.device)
+        recent = (first_recent + at).masked_fill(self._staying < 0, NOT_A_TOKEN)
+        positions = torch.cat([plan.positions.expand(step.rows, -1), recent], 1)
+        self._mask = AttentionMask(positions, full_mask(step, positions, self.kind), False)
+        self._plan = plan
 
-    def _index(
-        self,
-        waiting: Sequence[int],
-        settling: Sequence[int],
-        counts: Sequence[int],
-        T: int,
-        device: torch.device,
-    ) -> None:
+    def _index(self, waiting: Sequence[int], settling: Sequence[int], step: Step) -> None:
         """Where the tokens that settle and those that stay stand in (old tail ++ new tokens)."""
         slots = self.recent.slots
         line = [
-            [*range(w), *range(slots + T - count, slots + T)]
-            for w, count in zip(waiting, counts, strict=True)
+            [*range(w), *(slots + column for column in columns)]
+            for w, columns in zip(waiting, step.columns, strict=True)
         ]
         moved = [row[:m] for row, m in zip(line, settling, strict=True)]
-        kept = [row[m:] for row, m in zip(line, settling, strict=True)]
-        width, longest = max(settling), max(map(len, kept))
+        stay = [row[m:] for row, m in zip(line, settling, strict=True)]
+        width, longest = max(settling), max(map(len, stay))
         # Padding: on the left of a write, as in any step; on the right of the tail.
-        self._moved = _padded([[-1] * (width - len(row)) + row for row in moved], device)
-        self._kept = _padded([row + [-1] * (longest - len(row)) for row in kept], device)
+        self._moved = _padded([[-1] * (width - len(row)) + row for row in moved], step.device)
+        self._staying = _padded([row + [-1] * (longest - len(row)) for row in stay], step.device)
 
-    def update(self, layer: int, keys: Tensor, values: Tensor) -> KVView:
-        plan, rows = self._reach(layer), slice(0, len(keys))
+    def _store_and_view(self, layer: int, keys: Tensor, values: Tensor) -> KVView:
+        plan, seen, rows = self._plan, self._mask, slice(0, len(keys))
+        assert plan is not None
+        assert seen is not None
         old = self.recent.read(layer, (rows, slice(None)))
         line = [
             torch.cat([before, new.transpose(1, 2)], 1)  # (B, tail slots + T, Hkv, D)
             for before, new in zip(old, (keys, values), strict=True)
         ]
-        settled = plan.move(self.store, layer, *(_take(x, self._moved) for x in line))
-        recent = [_take(x, self._kept) for x in line]
-        self.recent.write(layer, (rows, slice(0, self._kept.shape[1])), *recent)
+        settled = plan.write_and_read(self.store, layer, *(_take(x, self._moved) for x in line))
+        recent = [_take(x, self._staying) for x in line]
+        self.recent.write(layer, (rows, slice(0, self._staying.shape[1])), *recent)
         read_keys, read_values = (
             torch.cat(pair, 1).transpose(1, 2) for pair in zip(settled, recent, strict=True)
         )
-        return KVView(read_keys, read_values, self._positions, self._mask)
+        return KVView(read_keys, read_values, seen.positions, seen.mask)
 
     def entries(self, layer: int, row: int, length: int) -> tuple[Tensor, Tensor]:
         settled = super().entries(layer, row, self.settled[row])
@@ -158,11 +148,16 @@ class TailedGroup(CacheGroup):
         self.recent.copy_rows(list(rows), self.recent.slots)
         self.settled = settled + [0] * (self.rows - len(rows))
 
-    def check_adopt(self, table: list[int], length: int) -> None:
+    def check_bind(self, tables: Sequence[BoundTable], lengths: Sequence[int]) -> None:
         raise ValueError(
-            "adopt() needs the blocks to hold all tokens of a sequence, but here the newest ones "
-            f"stay in a tail of {self.tail} tokens or more; make the cache without a tail"
+            f"bind() needs the blocks to hold all tokens of a sequence, but here {self.tail} or "
+            "more stay in a tail; make the cache without a tail"
         )
+
+    def reset(self) -> None:
+        self._finish_step()
+        self.settled = [0] * self.rows
+        super().reset()
 
     def fill_unused(self, lengths: Sequence[int], value: float) -> None:
         lengths = [*lengths, *self.settled[len(lengths) :]]  # inactive rows hold nothing recent
@@ -175,12 +170,12 @@ class TailedGroup(CacheGroup):
 
         The new tokens of these layers are zeros, which the caller is about to forget.
         """
-        _, heads, key_dim, value_dim, dtype = self.layout
+        if self._plan is None:
+            return
         for layer in sorted(self._to_come):
-            B, T = self._batch_shape
             keys, values = (
-                torch.zeros(B, heads, T, width, dtype=dtype, device=self.device)
-                for width in (key_dim, value_dim)
+                torch.zeros(*self._new_shape, width, dtype=self.kind.dtype, device=self.device)
+                for width in (self.kind.key_dim, self.kind.value_dim)
             )
             self.update(layer, keys, values)
 
@@ -188,7 +183,7 @@ class TailedGroup(CacheGroup):
         return [min(settled, n) for settled, n in zip(self.settled, lengths, strict=False)]
 
 
-def _padded(columns: list[list[int]], device: torch.device) -> Tensor:
+def _padded(columns: list[list[int]], device: torch.device | str) -> Tensor:
     return torch.tensor(columns, device=device, dtype=torch.long).view(len(columns), -1)
 
 

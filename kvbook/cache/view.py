@@ -15,11 +15,8 @@ NOT_A_TOKEN = -1  # the position of padding: such a key is seen by no query
 class View(Protocol):
     """What attention asks of a view; ``KVView`` says what each part means."""
 
-    @property
-    def keys(self) -> Tensor: ...
-
-    @property
-    def values(self) -> Tensor: ...
+    def read(self) -> tuple[Tensor, Tensor]:
+        """All keys (B, Hkv, S, Dk) and values (B, Hkv, S, Dv): ask once per call."""
 
     @property
     def positions(self) -> Tensor: ...
@@ -48,6 +45,10 @@ class KVView:
     positions: Tensor  # (1 or B, S) int64, NOT_A_TOKEN where a slot holds none
     mask: Tensor | None = None  # bool (1 or B, 1, T, S), True where visible
     is_causal: bool = False
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """All keys and values."""
+        return self.keys, self.values
 
     def tiles(self, size: int) -> "Iterator[KVView]":
         """The view in pieces of ``size`` keys, each with its own part of the mask."""

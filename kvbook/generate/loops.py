@@ -23,7 +23,9 @@ def left_pad(rows: Prompts) -> tuple[Tensor, list[int]]:
     (tensor([[7, 8, 9],
             [0, 0, 5]]), [3, 1])
     """
-    if not all(isinstance(row, Sequence) and all(isinstance(t, int) for t in row) for row in rows):
+    if not isinstance(rows, Sequence) or not all(
+        isinstance(row, Sequence) and all(type(token) is int for token in row) for row in rows
+    ):
         raise ValueError(
             f"prompts must be lists of integer token ids, one list per row, got {rows!r:.80}; "
             "one prompt is [[1, 2, 3]]"
@@ -65,18 +67,21 @@ def stream_cached(
     max_new_tokens: int,
     sampler: Sampler = greedy,
     cache: KVCache | None = None,
+    stop_tokens: Collection[int] = (),
 ) -> Iterator[Tensor]:
     """Yield the next token of every row, (B,): the prompt is read once, then one token a step.
 
     A ``cache`` that holds earlier text is continued; it must have room for the prompts and all
-    new tokens but the last, which is never fed back.
+    new tokens but the last, which is never fed back. A row that has drawn one of ``stop_tokens``
+    takes nothing more; what is yielded for it from then on means nothing. The stream ends when
+    every row has.
     """
-    _check(model, prompts, max_new_tokens)
+    _check(model, prompts, max_new_tokens, stop_tokens)
     tokens, counts = left_pad(prompts)
     if cache is None:
         cache = model.new_cache(len(prompts), max(counts) + max_new_tokens - 1)
-    _check_room(cache, counts, max_new_tokens, model.config.max_positions)
-    return _steps_cached(model, tokens, counts, max_new_tokens, sampler, cache)
+    _check_room(cache, [count + max_new_tokens - 1 for count in counts], model)
+    return _steps_cached(model, tokens, counts, max_new_tokens, sampler, cache, stop_tokens)
 
 
 def _steps_cached(
@@ -86,13 +91,19 @@ def _steps_cached(
     max_new_tokens: int,
     sampler: Sampler,
     cache: KVCache,
+    stop_tokens: Collection[int],
 ) -> Iterator[Tensor]:
     logits = model(tokens.to(model.device), cache, counts=counts, last_only=True)  # prefill
+    running = [1] * len(counts)  # new tokens that each row still takes per step
     for remaining in range(max_new_tokens - 1, -1, -1):
         chosen = sampler(logits[:, -1])
         yield chosen
-        if remaining:
-            logits = model(chosen[:, None], cache, last_only=True)  # decode
+        if stop_tokens:
+            drawn = zip(running, chosen.tolist(), strict=True)
+            running = [int(takes and token not in stop_tokens) for takes, token in drawn]
+        if not remaining or not any(running):
+            return
+        logits = model(chosen[:, None], cache, counts=running, last_only=True)  # decode
 
 
 def generate_naive(
@@ -103,6 +114,7 @@ def generate_naive(
     stop_tokens: Collection[int] = (),
 ) -> list[list[int]]:
     """New tokens of each row, without a cache: the same result at a higher price."""
+    _check(model, prompts, max_new_tokens, stop_tokens)
     steps = stream_naive(model, prompts, max_new_tokens, sampler)
     return _collect(steps, len(prompts), stop_tokens)
 
@@ -119,9 +131,26 @@ def generate_cached(
 
     ``prompts`` are lists of token ids and may differ in length. A row ends before the first of
     ``stop_tokens`` that it draws, or at ``max_new_tokens``.
+
+    A ``cache`` that is given is continued: prompts come after the text that it holds, so a second
+    call with the same cache is the next turn of a conversation, and ``cache.reset()`` begins
+    another. Afterwards each row holds exactly what it held, its prompt and the tokens that are
+    returned; it needs room for all of them.
     """
-    steps = stream_cached(model, prompts, max_new_tokens, sampler, cache)
-    return _collect(steps, len(prompts), stop_tokens)
+    steps = stream_cached(model, prompts, max_new_tokens, sampler, cache, stop_tokens)
+    if cache is None:
+        return _collect(steps, len(prompts), stop_tokens)
+    counts = [len(prompt) for prompt in prompts]
+    _check_room(cache, [count + max_new_tokens for count in counts], model)
+    before = cache.lengths
+    texts = _collect(steps, len(prompts), stop_tokens)
+    # A row that went to the limit has not read its last token; one that met a stop token has.
+    ends = [sum(row) for row in zip(before, counts, map(len, texts), strict=True)]
+    unread = [end - n for end, n in zip(ends, cache.lengths, strict=True)]
+    if any(unread):
+        last = torch.tensor([[text[-1] if text else 0] for text in texts], device=model.device)
+        model(last, cache, counts=unread, last_only=True)
+    return texts
 
 
 def _collect(steps: Iterator[Tensor], rows: int, stop_tokens: Collection[int]) -> list[list[int]]:
@@ -137,32 +166,54 @@ def _collect(steps: Iterator[Tensor], rows: int, stop_tokens: Collection[int]) -
     return texts
 
 
-def _check(model: Transformer, prompts: Prompts, max_new_tokens: int) -> None:
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+def check_request(
+    model: Transformer, longest: int, max_new_tokens: int, stop_tokens: Collection[int]
+) -> None:
+    """Raise ``ValueError`` unless so many new tokens can follow a prompt of ``longest`` tokens.
+
+    Raises ``CacheFullError`` if the model has too few positions.
+    """
+    if type(max_new_tokens) is not int or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be a positive integer, got {max_new_tokens!r}")
-    tokens, counts = left_pad(prompts)
-    check_tokens(tokens, model.config.vocab_size)
-    longest = max(counts) + max_new_tokens - 1
-    if longest > model.config.max_positions:
+    known = isinstance(stop_tokens, Collection) and all(
+        type(token) is int and 0 <= token < model.config.vocab_size for token in stop_tokens
+    )
+    if not known:
+        raise ValueError(
+            f"stop_tokens must be a list or set of token ids from 0 to "
+            f"{model.config.vocab_size - 1}, got {stop_tokens!r:.80}; one token is [token]"
+        )
+    end = longest + max_new_tokens - 1
+    if end > model.config.max_positions:
         raise CacheFullError(
-            f"a prompt of {max(counts)} tokens and {max_new_tokens} new ones need {longest} "
-            f"positions, but the model has {model.config.max_positions}; shorten one of them"
+            f"a prompt of {longest} tokens and {max_new_tokens} new ones need {end} positions, "
+            f"but the model has {model.config.max_positions}; shorten one of them"
         )
 
 
-def _check_room(
-    cache: KVCache, counts: Sequence[int], max_new_tokens: int, max_positions: int
+def _check(
+    model: Transformer,
+    prompts: Prompts,
+    max_new_tokens: int,
+    stop_tokens: Collection[int] = (),
 ) -> None:
+    tokens, counts = left_pad(prompts)
+    check_tokens(tokens, model.config.vocab_size)
+    check_request(model, max(counts), max_new_tokens, stop_tokens)
+
+
+def _check_room(cache: KVCache, counts: Sequence[int], model: Transformer) -> None:
+    """Raise ``CacheFullError`` unless each row can take so many more tokens."""
     if len(cache.lengths) != len(counts):
         raise ValueError(
             f"got {len(counts)} prompts, but the cache has {len(cache.lengths)} active rows; "
             "make a cache for this batch, or choose rows with select()"
         )
-    cache.check_room([count + max_new_tokens - 1 for count in counts])
+    cache.check_room(counts)
     for row, (length, count) in enumerate(zip(cache.lengths, counts, strict=True)):
-        end = length + count + max_new_tokens - 1
-        if end > max_positions:
+        if length + count > model.config.max_positions:
             raise CacheFullError(
-                f"row {row} would reach {end} tokens, but the model has {max_positions} positions; "
-                "ask for fewer tokens or truncate() the cache"
+                f"row {row} would reach {length + count} tokens, but the model has "
+                f"{model.config.max_positions} positions; ask for fewer tokens or truncate() the "
+                "cache"
             )

@@ -2,7 +2,8 @@
 
 Knows: when blocks are taken, written and given back. Does not know: keys, tables, layers.
 
-One sequence at a time, in the only row of a paged cache.
+One sequence at a time; several streams over one cache may take turns, since each binds its own
+sequence before a step.
 """
 
 from collections.abc import Callable, Collection, Generator, Sequence
@@ -10,11 +11,13 @@ from collections.abc import Callable, Collection, Generator, Sequence
 import torch
 
 from kvbook.cache import KVCache, PrefixCache
-from kvbook.cache.block_key import Part, Span
+from kvbook.cache.block_key import Identity
 from kvbook.cache.prefix import CachedSequence
-from kvbook.errors import CacheFullError
+from kvbook.generate.loops import check_request, left_pad
 from kvbook.generate.sampling import Sampler, greedy
 from kvbook.model.transformer import Transformer, check_tokens
+
+PLAIN = Identity()
 
 
 def stream_with_prefix(
@@ -24,37 +27,27 @@ def stream_with_prefix(
     cache: KVCache,
     prefix: PrefixCache,
     sampler: Sampler = greedy,
-    adapter: Part = None,
-    salt: Part = None,
-    content: Sequence[Span] = (),
+    identity: Identity = PLAIN,
+    resumed: bool = False,
 ) -> Generator[int, None, None]:
     """Yield new tokens of one prompt; what ``prefix`` finds of the prompt is not computed again.
 
-    ``cache`` has one row, placed by ``Paged`` over the pool of ``prefix``. The row is empty again
-    when the stream ends or is closed, and its full blocks can be found by the next prompt.
-    ``adapter``, ``salt`` and ``content`` are those of ``PrefixCache.begin``.
+    ``cache`` is one of ``new_bound_cache`` over the pool of ``prefix``. When the stream ends or is
+    closed, the full blocks of prompt and answer can be found by the next prompt: a conversation
+    goes on by sending all of it again, with the next turn at its end. ``identity`` and ``resumed``
+    are those of ``PrefixCache.begin``.
 
-    Raises ``ValueError`` for a bad prompt or a cache that is in use and ``CacheFullError`` for a
+    Raises ``ValueError`` for a bad prompt or a cache of another pool and ``CacheFullError`` for a
     text that is longer than the model, at once; with the first token ``ValueError`` for what
     ``PrefixCache.begin`` refuses, and with any token ``OutOfBlocksError``. Nothing is held then.
     """
-    check_tokens(torch.tensor([list(prompt)], dtype=torch.int64), model.config.vocab_size)
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be a positive integer, got {max_new_tokens!r}")
-    if cache.lengths != (0,):
-        raise ValueError(
-            f"a prompt starts in the one empty row of a cache, but lengths are {cache.lengths}; "
-            "make a paged cache for a batch of 1, and close the stream before"
-        )
-    end = len(prompt) + max_new_tokens - 1
-    if end > model.config.max_positions:
-        raise CacheFullError(
-            f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones need {end} positions, "
-            f"but the model has {model.config.max_positions}; shorten one of them"
-        )
+    tokens, [count] = left_pad([list(prompt)])
+    check_tokens(tokens, model.config.vocab_size)
+    check_request(model, count, max_new_tokens, ())
+    _check_same_blocks(cache, prefix)
 
     def begin() -> CachedSequence:
-        return prefix.begin(prompt, adapter=adapter, salt=salt, content=content)
+        return prefix.begin(prompt, identity, resumed=resumed)
 
     return _steps(model, begin, max_new_tokens, cache, prefix, sampler)
 
@@ -69,19 +62,17 @@ def _steps(
 ) -> Generator[int, None, None]:
     sequence = begin()  # here, and not before: a stream that is never started takes nothing
     try:
-        cache.adopt(0, sequence.blocks, sequence.cached_tokens)
-        try:
-            for step in range(max_new_tokens):
-                new = [sequence.tokens[sequence.written :].tolist()]
-                logits = model(torch.tensor(new, device=model.device), cache, last_only=True)
-                prefix.commit(sequence, len(sequence.tokens))
-                token = int(sampler(logits[:, -1])[0])
-                yield token
-                if step < max_new_tokens - 1:
-                    prefix.append(sequence, [token])
-        finally:
-            cache.release(0)
+        for step in range(max_new_tokens):
+            cache.bind([sequence], lengths=[sequence.written])
+            new = [sequence.tokens[sequence.written :].tolist()]
+            logits = model(torch.tensor(new, device=model.device), cache, last_only=True)
+            prefix.commit(sequence, len(sequence.tokens))
+            token = int(sampler(logits[:, -1])[0])
+            yield token
+            if step < max_new_tokens - 1:
+                prefix.append(sequence, [token])
     finally:
+        cache.reset()
         prefix.end(sequence)
 
 
@@ -93,13 +84,13 @@ def generate_with_prefix(
     prefix: PrefixCache,
     sampler: Sampler = greedy,
     stop_tokens: Collection[int] = (),
-    adapter: Part = None,
-    salt: Part = None,
-    content: Sequence[Span] = (),
+    identity: Identity = PLAIN,
+    resumed: bool = False,
 ) -> list[int]:
     """The new tokens of ``stream_with_prefix``, up to the first of ``stop_tokens``."""
+    check_request(model, 1, 1, stop_tokens)
     stream = stream_with_prefix(
-        model, prompt, max_new_tokens, cache, prefix, sampler, adapter, salt, content
+        model, prompt, max_new_tokens, cache, prefix, sampler, identity, resumed
     )
     text = []
     for token in stream:
@@ -108,3 +99,19 @@ def generate_with_prefix(
         text.append(token)
     stream.close()  # gives the blocks back now
     return text
+
+
+def _check_same_blocks(cache: KVCache, prefix: PrefixCache) -> None:
+    """Raise ``ValueError`` unless the blocks that the prefix names are those of the cache."""
+    if len(cache.groups) != 1:
+        raise ValueError(
+            f"the cache has {len(cache.groups)} groups of layers, each with blocks of its own, but "
+            "one PrefixCache finds blocks of one pool; use a model whose layers are of one kind"
+        )
+    [group] = cache.groups
+    group.check_bind([], [])  # rows must be free to take a table
+    if group.placement.pools != (prefix.pool,):
+        raise ValueError(
+            "the prefix cache finds blocks of another pool than the cache was made with; make "
+            "both over one BlockPool"
+        )

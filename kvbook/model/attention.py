@@ -20,19 +20,18 @@ def attend(queries: Tensor, view: View, scale: float) -> Tensor:
     Query head h reads KV head h // (H / Hkv). A query that sees no key gives zeros.
     """
     B, H, T, D = queries.shape
+    keys, values = view.read()
     if T == 1:
         # One query per head: the heads that share a KV head become rows of one product, so
         # each key and value is read once for all of them.
-        Hkv = view.keys.shape[1]
+        Hkv = keys.shape[1]
         rows = queries.reshape(B, Hkv, H // Hkv, D)
-        out = scaled_dot_product_attention(
-            rows, view.keys, view.values, attn_mask=view.mask, scale=scale
-        )
+        out = scaled_dot_product_attention(rows, keys, values, attn_mask=view.mask, scale=scale)
         return out.reshape(B, H, 1, -1)
     return scaled_dot_product_attention(
         queries,
-        view.keys,
-        view.values,
+        keys,
+        values,
         attn_mask=view.mask,
         is_causal=view.is_causal,
         scale=scale,

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbook.cache import KVCache, KVView, Recompute, View
+from kvbook.cache import KVView, Memory, View
 from kvbook.config import LatentConfig, ModelConfig
 from kvbook.model.attention import Attend, attend
 from kvbook.model.rope import rotate
 
 
 class LatentAttention(nn.Module):
-    """Project down, norm, rotate, let the cache add the new latents, attend, project back, add.
+    """Project down, norm, rotate, let the memory add the new latents, attend, project back, add.
 
     ``evaluate`` is ``absorbed`` for any number of tokens: one form whose memory is that of the
     latents, however long the text. Engines go over to the materialized form for long prompts,
@@ -52,16 +52,16 @@ class LatentAttention(nn.Module):
         self.scale = config.scale
 
     def forward(self, residual: Tensor, x: Tensor, angles: tuple[Tensor, Tensor],
-                cache: KVCache | Recompute) -> Tensor:
+                memory: Memory) -> Tensor:
         H, sizes = self.n_heads, self.latent
-        B = len(cache.lengths)
+        B = len(memory.lengths)
         q = self._queries(x).view(B, -1, H, sizes.nope_dim + sizes.rope_dim)
         q_nope, q_rope = q.split([sizes.nope_dim, sizes.rope_dim], -1)
         down = self.latent_down(x).view(B, -1, 1, sizes.kv_rank + sizes.rope_dim)
         latent, k_rope = down.split([sizes.kv_rank, sizes.rope_dim], -1)
         q_rope, k_rope = rotate(torch.cat([q_rope, k_rope], 2), *angles).split([H, 1], 2)
         entry = torch.cat([self.latent_norm(latent), k_rope], -1).transpose(1, 2)
-        view = cache.update(self.layer, entry, entry[..., :0])  # (B, 1, S, R + rope), no values
+        view = memory.update(self.layer, entry, entry[..., :0])  # (B, 1, S, R + rope), no values
         out = self.evaluate(self, q_nope.transpose(1, 2), q_rope.transpose(1, 2), view)
         out = out.transpose(1, 2).reshape(len(x), H * sizes.value_dim)
         return torch.addmm(residual, out, self.output.weight.t())
@@ -90,7 +90,8 @@ def materialized(layer: LatentAttention, q_nope: Tensor, q_rope: Tensor, view: V
     The expansion lives for this call only: S · H · (nope + rope + value) elements.
     """
     H, sizes = layer.n_heads, layer.latent
-    latents, k_rope = view.keys.split([sizes.kv_rank, sizes.rope_dim], -1)
+    keys, _ = view.read()
+    latents, k_rope = keys.split([sizes.kv_rank, sizes.rope_dim], -1)
     expanded = F.linear(latents[:, 0], layer.latent_up.weight)  # (B, S, H · (nope + value))
     expanded = expanded.unflatten(-1, (H, -1)).transpose(1, 2)
     k_nope, values = expanded.split([sizes.nope_dim, sizes.value_dim], -1)
@@ -108,7 +109,7 @@ def absorbed(layer: LatentAttention, q_nope: Tensor, q_rope: Tensor, view: View)
     """
     key_up, value_up = layer.up()
     queries = torch.cat([torch.einsum("bhtn,hnr->bhtr", q_nope, key_up), q_rope], -1)
-    latents = view.keys
+    latents, _ = view.read()
     own_values = KVView(latents, latents, view.positions, view.mask, view.is_causal)
     out = layer.attend(queries, own_values, layer.scale)
     sums = out[..., : layer.latent.kv_rank]  # weighted sums of latents

@@ -25,7 +25,7 @@ def attend_by_tiles(size: int) -> Attend:
     def attend(queries: Tensor, view: View, scale: float) -> Tensor:
         B, H, T, D = queries.shape
         if not view.positions.shape[1]:  # nothing to read, so no tile either
-            return queries.new_zeros(B, H, T, view.values.shape[-1])
+            return queries.new_zeros(B, H, T, view.read()[1].shape[-1])
         start = queries.new_tensor(-torch.inf)
         largest, total, summed = start, start.exp(), start.exp()  # nothing so far
         for tile in view.tiles(size):

@@ -54,10 +54,11 @@ def logits_in_pieces(
 
 def cached_entries(model: Transformer, tokens: Tensor) -> Tensor:
     """What a cache holds after one pass of ``tokens`` (T,): keys and values, (L, 2, Hkv, T, D)."""
-    if model.layout.key_dim != model.layout.value_dim:
+    kind = model.layer_kinds[0]
+    if kind.key_dim != kind.value_dim:
         raise ValueError(
-            f"keys of width {model.layout.key_dim} and values of width {model.layout.value_dim} do "
-            "not go into one tensor; ask cache.entries(layer) for each layer"
+            f"keys of width {kind.key_dim} and values of width {kind.value_dim} do not go into "
+            "one tensor; ask cache.entries(layer) for each layer"
         )
     cache = model.new_cache(1, len(tokens))
     model(tokens[None], cache)

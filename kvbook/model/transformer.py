@@ -7,7 +7,8 @@ Inside, activations are two-dimensional, (B·T, C): one row per token. Only atte
 know which rows belong to one sequence.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,32 +16,25 @@ from torch.nn import functional as F
 
 from kvbook.cache import (
     BlockPool,
-    CacheGroup,
-    Contiguous,
-    DenseStore,
     KVCache,
-    Layout,
-    Paged,
-    Placement,
+    LayerKind,
+    Memory,
     Recompute,
-    Ring,
-    SlotMajorStore,
-    Store,
-    TailedGroup,
-    new_store,
+    new_bound_cache,
+    new_cache,
+    new_paged_cache,
 )
 from kvbook.cache.step import check_counts
+from kvbook.cache.store import usable_device
 from kvbook.config import ModelConfig
 from kvbook.errors import CacheFullError
 from kvbook.model.attention import Attend, attend
 from kvbook.model.latent import LatentAttention
 from kvbook.model.rope import Rope, rotate
 
-Cache = KVCache | Recompute
-
 
 class Attention(nn.Module):
-    """Project, rotate, let the cache add the new keys, attend, project back, add."""
+    """Project, rotate, let the memory add the new keys, attend, project back, add."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -56,16 +50,16 @@ class Attention(nn.Module):
         self.scale = config.scale
 
     def forward(self, residual: Tensor, x: Tensor, angles: tuple[Tensor, Tensor],
-                cache: Cache) -> Tensor:
+                memory: Memory) -> Tensor:
         H, Hkv, D = self.config.n_heads, self.config.n_kv_heads, self.config.head_dim
-        B = len(cache.lengths)
+        B = len(memory.lengths)
         qk, v = self.qkv(x).view(B, -1, H + 2 * Hkv, D).split([H + Hkv, Hkv], 2)
         if self.config.qk_norm:
             q, k = qk.split([H, Hkv], 2)
             qk = torch.cat([self.q_norm(q), self.k_norm(k)], 2)
         qk = rotate(qk, *angles).transpose(1, 2)
         q, k = qk.split([H, Hkv], 1)  # (B, heads, T, D)
-        view = cache.update(self.layer, k, v.transpose(1, 2))
+        view = memory.update(self.layer, k, v.transpose(1, 2))
         out = self.attend(q, view, self.scale)  # (B, H, T, D)
         out = out.transpose(1, 2).reshape(len(x), H * D)
         return torch.addmm(residual, out, self.output.weight.t())
@@ -98,8 +92,8 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self.mlp = SwiGLU(config)
 
-    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], cache: Cache) -> Tensor:
-        x = self.attention(x, self.attention_norm(x), angles, cache)
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], memory: Memory) -> Tensor:
+        x = self.attention(x, self.attention_norm(x), angles, memory)
         return self.mlp(x, self.mlp_norm(x))
 
 
@@ -117,6 +111,7 @@ class Transformer(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
+        device = usable_device(device)
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
@@ -140,84 +135,30 @@ class Transformer(nn.Module):
         return self.embedding.weight if self.config.tied_embeddings else self.head.weight
 
     @property
-    def layout(self) -> Layout:
-        """What a cache of this model stores per token."""
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """What each layer stores per token and how far back it sees."""
         c = self.config
-        return Layout(
-            c.n_layers, c.cached_heads, c.cached_key_dim, c.cached_value_dim, self.dtype
+        widths = (c.cached_heads, c.cached_key_dim, c.cached_value_dim, self.dtype)
+        return tuple(
+            LayerKind(*widths, window, 0 if window is None else c.sinks) for window in c.windows
         )
 
-    def new_cache(
-        self,
-        batch: int,
-        capacity: int,
-        store: Callable[..., Store] = DenseStore,
-        tail: int = 0,
-        rollback: int | None = None,
-    ) -> KVCache:
-        """An empty cache for ``batch`` sequences of up to ``capacity`` tokens.
+    def new_cache(self, batch: int, capacity: int, **how: Any) -> KVCache:
+        """A cache for this model's layers: ``kvbook.cache.build.new_cache`` says how."""
+        return new_cache(self.layer_kinds, batch, capacity, device=self.device, **how)
 
-        Layers with the same window make one group. ``store`` makes the store of a group, with
-        DenseStore's arguments; the last ``tail`` tokens stay as they are. With ``rollback``,
-        layers with a window keep no more than they see and so many tokens that may be taken
-        back (a ring); without it, every layer keeps the whole text.
-        """
-        placements: list[Placement] = []
-        for window, sinks in self._kinds:
-            if window is not None and rollback is not None:
-                placements.append(Ring(batch, window, rollback, sinks))
-            else:
-                placements.append(Contiguous(batch, capacity))
-        return self._cache(placements, store, tail)
+    def new_paged_cache(self, batch: int, *pools: BlockPool, **how: Any) -> KVCache:
+        """Its tokens lie in blocks: see ``kvbook.cache.build.new_paged_cache``."""
+        return new_paged_cache(self.layer_kinds, batch, *pools, device=self.device, **how)
 
-    def new_paged_cache(
-        self,
-        batch: int,
-        *pools: BlockPool,
-        store: Callable[..., Store] = SlotMajorStore,
-        tail: int = 0,
-    ) -> KVCache:
-        """An empty cache for ``batch`` sequences whose tokens lie in the blocks of a pool.
-
-        Layers with the same window make one group, and each group has a pool of its own, in the
-        order in which the layers first name their windows. Windowed layers keep the whole text.
-        ``store`` and ``tail`` are those of ``new_cache``. Raises ``ValueError`` if the pools are
-        not as many as the groups.
-        """
-        if len(pools) != len(self._kinds):
-            raise ValueError(
-                f"the model's layers have {len(self._kinds)} different windows and need a pool "
-                f"for each, got {len(pools)}; give BlockPool(blocks, block_size) so many times"
-            )
-        return self._cache([Paged(batch, pool) for pool in pools], store, tail)
-
-    @property
-    def _kinds(self) -> list[tuple[int | None, int]]:
-        """Window and sinks of each group of layers, in the order in which layers name them."""
-        sinks = self.config.sinks
-        windows = dict.fromkeys(self.config.windows)
-        return [(window, 0 if window is None else sinks) for window in windows]
-
-    def _cache(
-        self, placements: Sequence[Placement], make: Callable[..., Store], tail: int
-    ) -> KVCache:
-        """A cache with one group for each kind of layer, placed as ``placements`` says."""
-        windows = self.config.windows
-        groups = []
-        for (window, sinks), placement in zip(self._kinds, placements, strict=True):
-            layout = self.layout._replace(layers=windows.count(window))
-            store = new_store(make, layout, *placement.store_shape, self.device)
-            if tail == 0 and store.tile == 1:
-                groups.append(CacheGroup(placement, store, window, sinks))
-            else:
-                groups.append(TailedGroup(placement, store, tail, window, sinks))
-        kinds = [window for window, _ in self._kinds]
-        return KVCache(*groups, pattern=[kinds.index(window) for window in windows])
+    def new_bound_cache(self, *pools: BlockPool, **how: Any) -> KVCache:
+        """Its rows are bound to block tables: see ``kvbook.cache.build.new_bound_cache``."""
+        return new_bound_cache(self.layer_kinds, *pools, device=self.device, **how)
 
     def forward(
         self,
         tokens: Tensor,
-        cache: KVCache | None = None,
+        cache: Memory | None = None,
         counts: Sequence[int] | None = None,
         last_only: bool = False,
     ) -> Tensor:
@@ -229,46 +170,56 @@ class Transformer(nn.Module):
 
         Raises ``ValueError`` for a wrong shape, dtype, token or count and ``CacheFullError``
         (a ``ValueError``) when the cache or the position table is too short; the cache is
-        unchanged then.
+        unchanged then. No tensor is read back from the device.
         """
-        check_tokens(tokens, self.config.vocab_size)
+        check_shape(tokens)
+        if tokens.device != self.device:
+            raise ValueError(
+                f"tokens are on {tokens.device}, but the model is on {self.device}; move one"
+            )
         B, T = tokens.shape
         counts = check_counts(counts, B, T)
-        if cache is not None:
-            self._check_cache(cache)
-        memory: Cache = cache if cache is not None else Recompute(
-            B, tokens.device, self.config.windows, self.config.sinks
-        )
+        memory = Recompute(B, self.layer_kinds, self.device) if cache is None else cache
+        self._check_memory(memory)
         self._check_positions(memory.lengths, counts)
+        x = self._embed(tokens)  # before anything changes: here an unknown token shows
         angles = self.rope.at(memory.reserve(counts, T), self.dtype)
-        x = self.embedding(tokens).view(B * T, -1)
         for block in self.blocks:
             x = block(x, angles, memory)
         if last_only:
             x = x.view(B, T, -1)[:, -1]
         return F.linear(self.norm(x), self.head_weight).view(B, -1, self.config.vocab_size)
 
-    def _check_cache(self, cache: KVCache) -> None:
-        """Raise ``ValueError`` unless each layer is cached as this model's layers are."""
-        windows = self.config.windows
-        given = cache.layer_kinds
-        needed = [
-            (*self.layout[1:], window, 0 if window is None else self.config.sinks)
-            for window in windows
-        ]
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """(B·T, C). On an accelerator nothing is read back: ids are checked where lists come in."""
+        try:
+            x = self.embedding(tokens)
+        except IndexError:
+            check_tokens(tokens, self.config.vocab_size)  # says which
+            raise
+        return x.view(tokens.numel(), -1)
+
+    def _check_memory(self, memory: Memory) -> None:
+        """Raise ``ValueError`` unless each layer is remembered as this model's layers are."""
+        given, needed = memory.layer_kinds, self.layer_kinds
         if len(given) != len(needed):
             differ = [f"layers {len(given)} instead of {len(needed)}"]
         else:
-            names = (*Layout._fields[1:], "window", "sinks")
             differ = list(dict.fromkeys(
                 f"{name} {has} instead of {need}"
                 for has_all, need_all in zip(given, needed, strict=True)
-                for name, has, need in zip(names, has_all, need_all, strict=True)
+                for name, has, need in zip(LayerKind._fields, has_all, need_all, strict=True)
                 if has != need
             ))
         if differ:
             raise ValueError(
                 f"the cache belongs to another model: {', '.join(differ)}; use model.new_cache()"
+            )
+        kind = self.device.type
+        if torch.is_autocast_enabled(kind):
+            raise ValueError(
+                f"autocast is on for {kind!r}, which changes dtypes inside of layers; leave it, "
+                "and build the model in the dtype that you want"
             )
 
     def _check_positions(self, lengths: Sequence[int], counts: Sequence[int]) -> None:
@@ -280,8 +231,8 @@ class Transformer(nn.Module):
                 )
 
 
-def check_tokens(tokens: Tensor, vocab_size: int) -> None:
-    """Raise ``ValueError`` unless ``tokens`` is int64, (B, T), not empty and in the vocabulary."""
+def check_shape(tokens: Tensor) -> None:
+    """Raise ``ValueError`` unless ``tokens`` is int64, (B, T) and not empty."""
     if not isinstance(tokens, Tensor):
         raise ValueError(
             "tokens must be an int64 tensor of shape (batch, tokens), got "
@@ -292,6 +243,14 @@ def check_tokens(tokens: Tensor, vocab_size: int) -> None:
             "tokens must be a non-empty int64 tensor of shape (batch, tokens), got "
             f"{tokens.dtype} of shape {tuple(tokens.shape)}; one prompt is torch.tensor([ids])"
         )
+
+
+def check_tokens(tokens: Tensor, vocab_size: int) -> None:
+    """Raise ``ValueError`` unless ``tokens`` has the right shape and is in the vocabulary.
+
+    For where lists become tensors: of a tensor on an accelerator two numbers are waited for.
+    """
+    check_shape(tokens)
     low, high = (int(x) for x in torch.aminmax(tokens))
     if low < 0 or high >= vocab_size:
         raise ValueError(

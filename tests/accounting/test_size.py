@@ -22,6 +22,7 @@ from kvbook.accounting.layers import (
 )
 from kvbook.accounting.size import cache_size
 from kvbook.cache import DenseStore
+from kvbook.cache.layer_kind import LayerKind
 from kvbook.config import ModelConfig
 from kvbook.model.transformer import Transformer
 
@@ -244,7 +245,7 @@ DTYPES = {
 @given(sizes=st.tuples(*[st.integers(1, high) for high in (3, 3, 4, 20, 24, 24)]))
 def test_a_dense_store_allocates_what_is_counted(dtype: str, sizes: tuple[int, ...]) -> None:
     layers, rows, heads, slots, key_width, value_width = sizes
-    store = DenseStore(layers, rows, heads, slots, key_width, value_width, DTYPES[dtype])
+    store = DenseStore(LayerKind(heads, key_width, value_width, DTYPES[dtype]), layers, rows, slots)
     counted = cache_size(
         geometry(*[full_layer(heads, key_width, value_width)] * layers), slots, rows, dtype
     )

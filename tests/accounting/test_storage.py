@@ -14,6 +14,7 @@ from kvbook.accounting.size import cache_size
 from kvbook.accounting.storage import storage_bytes
 from kvbook.cache.codec import FLOAT4, FLOAT8, INT4, INT8, Codec
 from kvbook.cache.coded import quantized
+from kvbook.cache.layer_kind import LayerKind
 from kvbook.cache.store import DenseStore
 
 TYPES = {
@@ -91,7 +92,7 @@ def test_a_coded_store_allocates_what_is_counted(
     codec = replace(codec, tile=tile)
     form = format_of(codec, TYPES[dtype])
     for heads, key_width, value_width in product((1, 3), (6, 18), (6, 0)):
-        store = quantized(codec)(2, 3, heads, 24, key_width, value_width, TYPES[dtype])
+        store = quantized(codec)(LayerKind(heads, key_width, value_width, TYPES[dtype]), 2, 3, 24)
         size = storage_bytes(2, 3, heads, 20, key_width, value_width, form, spare=4)
         pieces = {
             "keys": store.keys.held.codes.nbytes,
@@ -107,21 +108,21 @@ def test_a_coded_store_allocates_what_is_counted(
 @pytest.mark.parametrize("codec", [INT4, FLOAT4])
 def test_odd_widths_take_whole_bytes(codec: Codec, width: int) -> None:
     codec = codec.per_channel(4)
-    store = quantized(codec)(1, 1, 1, 8, width, width, torch.float16)
+    store = quantized(codec)(LayerKind(1, width, width, torch.float16), 1, 1, 8)
     size = storage_bytes(1, 1, 1, 8, width, width, format_of(codec, torch.float16))
     assert store.allocated_bytes == sum(size.values())
 
 
 def test_keys_and_values_in_formats_of_their_own() -> None:
     keys, values = INT4.per_channel(8), INT8
-    store = quantized(keys, values)(2, 1, 3, 16, 64, 32, torch.bfloat16)
+    store = quantized(keys, values)(LayerKind(3, 64, 32, torch.bfloat16), 2, 1, 16)
     forms = (format_of(codec, torch.bfloat16) for codec in (keys, values))
     assert store.allocated_bytes == sum(storage_bytes(2, 1, 3, 16, 64, 32, *forms).values())
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_dense_store_allocates_what_is_counted(dtype: str) -> None:
-    store = DenseStore(2, 3, 3, 20, 6, 4, TYPES[dtype])
+    store = DenseStore(LayerKind(3, 6, 4, TYPES[dtype]), 2, 3, 20)
     assert store.allocated_bytes == sum(storage_bytes(2, 3, 3, 20, 6, 4, dtype).values())
 
 

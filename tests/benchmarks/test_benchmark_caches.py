@@ -66,7 +66,7 @@ def test_the_context_and_the_model_are_restored() -> None:
     kind = caches.KINDS[0]
     reader = model()
     cache = kind.make(reader, 64)
-    caches.fill(cache, reader, 32)
+    caches.fill(cache, 32)
     tokens = torch.tensor([[3]])
     config = reader.config
     caches.step_seconds(reader, caches.KINDS[6], caches.KINDS[6].make(reader, 64), tokens)

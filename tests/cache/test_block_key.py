@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.prefixes import computed, keys, new, numbers, served
 
-from kvbook.cache.block_key import encode, tags_by_block
+from kvbook.cache.block_key import Identity, encode
 
 # ---- Everything counts
 
@@ -73,7 +73,7 @@ def test_the_same_images_in_another_order_are_another_prompt() -> None:
 
 def test_content_of_a_block_is_where_it_is_shown() -> None:
     """Positions 2 to 8 in blocks of four are in blocks 0, 1 and 2; 9 to 11 in block 2."""
-    tags = tags_by_block([(9, 12, "b"), (2, 9, "a")], 13, 4)
+    tags = Identity(content=[(9, 12, "b"), (2, 9, "a")]).by_block(13, 4)
     a = encode(2) + encode(9) + encode("a")
     b = encode(9) + encode(12) + encode("b")
     assert tags == {0: a, 1: a, 2: a + b}
@@ -164,7 +164,7 @@ def test_a_key_is_the_digest_of_all_that_the_block_stands_for() -> None:
         return b"K%d" % len(messages)
 
     prefix = new(block_size=2, fingerprint="f", digest=spy)
-    sequence = prefix.begin([1, -2, 3, 4], adapter="a", salt=b"s", content=[(1, 2, 7)])
+    sequence = prefix.begin([1, -2, 3, 4], Identity("a", b"s", [(1, 2, 7)]))
     messages.clear()  # those of looking for it
     prefix.commit(sequence, 4)
 

@@ -6,7 +6,7 @@ from oracles.cache_kinds import PLACEMENTS, STORES, WINDOWS, fits
 from oracles.toys import batch, reference_logits, snapshot, text, toy, unchanged
 from torch import Tensor
 
-from kvbook.cache import CacheGroup, Contiguous, DenseStore, KVCache
+from kvbook.cache import CacheGroup, Contiguous, DenseStore, KVCache, LayerKind
 from kvbook.errors import CacheFullError
 from kvbook.model.transformer import Transformer
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def constant_cache(rows: list[float], capacity: int, n: int, spare: int = 0) -> KVCache:
     """Three layers; every key of row b in layer l is ``rows[b] + 100 l``, every value minus it."""
-    store = DenseStore(3, len(rows) + spare, 2, capacity, 4, 5, torch.float64)
+    store = DenseStore(LayerKind(2, 4, 5, torch.float64), 3, len(rows) + spare, capacity)
     cache = KVCache(CacheGroup(Contiguous(len(rows) + spare, capacity), store))
     if spare:
         cache.select(range(len(rows)))
@@ -422,13 +422,13 @@ def test_a_smaller_element_is_a_smaller_cache(
 @pytest.mark.parametrize(("dtype", "mib"), [(torch.bfloat16, 780), (torch.float32, 1_560)])
 def test_a_published_size(dtype: torch.dtype, mib: int) -> None:
     """abetlen/llama-cpp-python#66: 60 layers of width 6,656 at 512 tokens."""
-    store = DenseStore(60, 1, 52, 512, 128, 128, dtype, "meta")
+    store = DenseStore(LayerKind(52, 128, 128, dtype), 60, 1, 512, "meta")
     assert store.allocated_bytes == mib * 1_048_576
 
 
 def test_keys_and_values_may_differ_in_width() -> None:
     """2 layers · 1 row · 3 heads · 4 slots · (5 + 7) · 4 bytes = 1,152, a slot 288."""
-    store = DenseStore(2, 1, 3, 4, key_dim=5, value_dim=7)
+    store = DenseStore(LayerKind(3, 5, 7), 2, 1, 4)
     cache = KVCache(CacheGroup(Contiguous(1, 4), store))
     assert cache.allocated_bytes == 1_152
     cache.reserve([1], 1)
@@ -439,7 +439,7 @@ def test_keys_and_values_may_differ_in_width() -> None:
 def test_lengths_and_rows_of_another_type_are_refused(wrong: object) -> None:
     cache = toy().new_cache(2, 8)
     for call in (cache.truncate, cache.select):
-        with pytest.raises(ValueError, match=f"got {wrong}"):
+        with pytest.raises(ValueError, match=f"got {wrong!r}"):
             call(wrong)  # type: ignore[arg-type]
 
 
@@ -449,6 +449,6 @@ def test_entries_of_an_unknown_row_are_refused() -> None:
 
 
 def test_a_placement_and_a_store_of_other_sizes_are_refused() -> None:
-    store = DenseStore(1, 2, 1, 8, 4, 4)
+    store = DenseStore(LayerKind(1, 4, 4), 1, 2, 8)
     with pytest.raises(ValueError, match=r"2 rows of 9 slots, the store 2 rows of 8"):
         KVCache(CacheGroup(Contiguous(2, 9), store))

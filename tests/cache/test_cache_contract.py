@@ -44,7 +44,7 @@ def write_nan(cache: KVCache, counts: list[int], T: int) -> None:
     before = cache.lengths
     cache.reserve(counts, T)
     layers, _, heads, _, D = cache.groups[0].store.keys.shape
-    new = torch.full((len(counts), heads, T, D), NAN, dtype=cache.groups[0].store.layout.dtype)
+    new = torch.full((len(counts), heads, T, D), NAN, dtype=cache.groups[0].kind.dtype)
     for layer in range(layers):
         cache.update(layer, new, new)
     cache.truncate(before)

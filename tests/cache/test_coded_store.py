@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvbook.cache.codec import FLOAT4, FLOAT8, INT4, INT8, Codec
 from kvbook.cache.coded import CodedStore, quantized
+from kvbook.cache.layer_kind import LayerKind
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,7 +31,7 @@ whole_tiles = pytest.mark.parametrize(
 
 
 def make(codec: Codec, dtype: torch.dtype = torch.float32, slots: int = SLOTS) -> CodedStore:
-    return quantized(codec)(LAYERS, ROWS, HEADS, slots, 6, 4, dtype)
+    return quantized(codec)(LayerKind(HEADS, 6, 4, dtype), LAYERS, ROWS, slots)
 
 
 def draw(*lead: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -161,7 +162,8 @@ def test_no_tokens(codec: Codec) -> None:
 
 def test_keys_per_channel_beside_values_per_token() -> None:
     """The pairing of KIVI (Liu et al. 2024)."""
-    store = quantized(INT4.per_channel(4), INT4.grouped(2))(LAYERS, ROWS, HEADS, SLOTS, 6, 4)
+    make_store = quantized(INT4.per_channel(4), INT4.grouped(2))
+    store = make_store(LayerKind(HEADS, 6, 4), LAYERS, ROWS, SLOTS)
     keys, values = draw(ROWS, 8)
     store.write(0, (slice(None), slice(4, 12)), keys, values)
     read = store.read(0, (slice(None), slice(4, 12)))
@@ -180,7 +182,7 @@ def test_wider_keys_are_rounded_to_the_type_of_the_cache_first() -> None:
 
 
 def test_a_latent_cache_stores_no_values() -> None:
-    store = quantized(INT8)(1, 1, 1, 8, 32, 0)
+    store = quantized(INT8)(LayerKind(1, 32, 0), 1, 1, 8)
     store.write(0, (slice(None), slice(0, 2)), torch.ones(1, 2, 1, 32), torch.ones(1, 2, 1, 0))
     keys, values = store.read(0, (slice(None), slice(0, 2)))
     assert keys.equal(torch.ones(1, 2, 1, 32))
@@ -270,13 +272,13 @@ def test_slots_move_inside_a_row(codec: Codec) -> None:
 
 def test_a_store_is_described_as_a_dense_one_is() -> None:
     store = make(INT8.grouped(2), torch.bfloat16)
-    assert store.layout == (LAYERS, HEADS, 6, 4, torch.bfloat16)
+    assert (store.layers, store.kind) == (LAYERS, LayerKind(HEADS, 6, 4, torch.bfloat16))
     assert (store.rows, store.slots, store.tile) == (ROWS, SLOTS, 1)
     assert store.device == torch.device("cpu")
 
 
 def test_a_maker_takes_names_too() -> None:
-    store = quantized(FLOAT8)(layers=1, rows=1, heads=1, slots=4, key_dim=32, value_dim=32)
+    store = quantized(FLOAT8)(LayerKind(1, 32, 32), 1, 1, 4)
     assert store.allocated_bytes == 4 * 2 * (32 + 4)
 
 
@@ -318,7 +320,7 @@ def attempts() -> dict[str, Callable[[CodedStore], None]]:
 def test_a_part_of_a_tile_cannot_change(codec: Codec, given: str) -> None:
     """Also where only the values share scales: the keys must not have been written then."""
     for keys in (codec, INT8.grouped(2)):
-        store = quantized(keys, codec)(LAYERS, ROWS, HEADS, SLOTS, 6, 4)
+        store = quantized(keys, codec)(LayerKind(HEADS, 6, 4), LAYERS, ROWS, SLOTS)
         for layer in range(LAYERS):
             store.write(layer, (slice(None), slice(None)), *draw(ROWS, SLOTS))
         before = everything(store)
@@ -337,16 +339,17 @@ def test_tiles_must_divide_the_slots(codec: Codec) -> None:
 
 def test_groups_must_divide_the_widths() -> None:
     with pytest.raises(ValueError, match="groups of 3 channels do not divide a width of 4"):
-        quantized(INT8.grouped(3))(1, 1, 1, 4, 6, 4)
+        quantized(INT8.grouped(3))(LayerKind(1, 6, 4), 1, 1, 4)
 
 
 def test_tiles_of_keys_and_values_must_nest() -> None:
     with pytest.raises(ValueError, match="tiles of 4 tokens for keys and 6 for values do not nest"):
-        quantized(INT8.per_channel(4), INT8.per_channel(6))(1, 1, 1, 12, 6, 4)
-    assert quantized(INT8.per_channel(2), INT8.per_channel(6))(1, 1, 1, 12, 6, 4).tile == 6
+        quantized(INT8.per_channel(4), INT8.per_channel(6))(LayerKind(1, 6, 4), 1, 1, 12)
+    nested = quantized(INT8.per_channel(2), INT8.per_channel(6))(LayerKind(1, 6, 4), 1, 1, 12)
+    assert nested.tile == 6
 
 
 def test_a_build_without_float8_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch, "float8_e4m3fn")
     with pytest.raises(ValueError, match="no float8_e4m3fn"):
-        quantized(FLOAT8)(1, 1, 1, 4, 32, 32)
+        quantized(FLOAT8)(LayerKind(1, 32, 32), 1, 1, 4)

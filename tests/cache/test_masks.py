@@ -12,6 +12,7 @@ from oracles.toys import (
     batch,
     fractions,
     probe_cache,
+    recompute,
     reference_logits,
     seen,
     text,
@@ -20,11 +21,10 @@ from oracles.toys import (
 )
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvbook.cache import NOT_A_TOKEN, KVCache, KVView, Recompute, visible
+from kvbook.cache import NOT_A_TOKEN, KVCache, KVView, visible
 from kvbook.model.attention import attend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-CPU = torch.device("cpu")
 
 
 def filled(lengths: list[int], capacity: int, window: int | None = None) -> KVCache:
@@ -50,7 +50,7 @@ def test_two_queries_over_five_keys() -> None:
 
 
 def test_the_last_two_of_five_without_a_cache() -> None:
-    weights = weights_by_position(Recompute(1, CPU), [5], 5, 5)[0]
+    weights = weights_by_position(recompute(1), [5], 5, 5)[0]
     assert seen(weights) == [{0}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3}, {0, 1, 2, 3, 4}]
 
 
@@ -71,7 +71,7 @@ def test_a_chunk_at_any_place_sees_the_past_and_itself(start: int, T: int) -> No
 
 @pytest.mark.parametrize("T", range(1, 9))
 def test_a_whole_text_without_a_cache_sees_the_same(T: int) -> None:
-    weights = weights_by_position(Recompute(1, CPU), [T], T, 9)[0]
+    weights = weights_by_position(recompute(1), [T], T, 9)[0]
     assert seen(weights) == [set(range(i + 1)) for i in range(T)]
 
 
@@ -111,7 +111,7 @@ def test_a_chunk_before_position_99_keeps_its_offset() -> None:
 
 
 def test_left_padded_rows_see_their_own_tokens_only() -> None:
-    for memory in (probe_cache(2, 5), Recompute(2, CPU)):
+    for memory in (probe_cache(2, 5), recompute(2)):
         weights = weights_by_position(memory, [3, 5], 5, 5)
         assert seen(weights[0]) == [set(), set(), {0}, {0, 1}, {0, 1, 2}]
         assert seen(weights[1]) == [{0}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3}, {0, 1, 2, 3, 4}]
@@ -242,7 +242,7 @@ def test_a_window_of_four_shows_four_keys() -> None:
 
     A window of W counts the token itself; W keys to the left would show five.
     """
-    weights = weights_by_position(Recompute(1, CPU, (4,)), [8], 8, 8)[0]
+    weights = weights_by_position(recompute(1, 4), [8], 8, 8)[0]
     assert [len(one) for one in seen(weights)] == [1, 2, 3, 4, 4, 4, 4, 4]
     assert fractions(weights[7]) == [0, 0, 0, 0] + [Fraction(1, 4)] * 4
 
@@ -279,7 +279,7 @@ def test_the_window_moves_when_it_is_exceeded(
 
 
 def test_a_window_on_ragged_rows() -> None:
-    for memory in (probe_cache(2, 6, 3), Recompute(2, CPU, (3,))):
+    for memory in (probe_cache(2, 6, 3), recompute(2, 3)):
         weights = weights_by_position(memory, [2, 6], 6, 6)
         assert seen(weights[0]) == [set(), set(), set(), set(), {0}, {0, 1}]
         assert seen(weights[1])[3:] == [{1, 2, 3}, {2, 3, 4}, {3, 4, 5}]

@@ -18,19 +18,19 @@ from oracles.twins import Twins
 from kvbook.cache import (
     BlockPool,
     CacheGroup,
-    Contiguous,
     DenseStore,
     KVCache,
+    LayerKind,
     Paged,
-    PrefixCache,
+    Step,
 )
-from kvbook.cache.prefix import CachedSequence
 from kvbook.errors import BlockNotInUseError, OutOfBlocksError
 from kvbook.model.attention import attend
 from kvbook.model.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAN = float("nan")
+CPU = torch.device("cpu")
 TWO_HEADS = "two query heads share one"
 
 
@@ -125,7 +125,8 @@ class Schedule:
         if self.exact:
             needed = blocks_needed(self.tables, twins.lengths, counts, self.size)
         if needed > self.pool.available:
-            why = f"^{needed} blocks are needed, but {self.pool.available} of {self.pool.blocks}"
+            blocks = "block is" if needed == 1 else "blocks are"
+            why = f"^{needed} {blocks} needed, but {self.pool.available} of {self.pool.blocks}"
             refused(
                 twins.cache, OutOfBlocksError, why,
                 lambda: twins.model(tokens, twins.cache, counts=counts),
@@ -322,7 +323,7 @@ def test_a_pool_of_one_block() -> None:
     model, cache = paged(2, 1, 4)
     out = model(batch(2, 3), cache, counts=[3, 0])
     torch.testing.assert_close(out[0], formulas(model, tuple(text(3, 0))), rtol=0, atol=1e-9)
-    why = "^1 blocks are needed, but 0 of 1 are available"
+    why = "^1 block is needed, but 0 of 1 are available"
     refused(cache, OutOfBlocksError, why, lambda: model(batch(2, 1), cache))  # row 1 needs one
     refused(cache, OutOfBlocksError, why, lambda: model(batch(2, 2), cache, counts=[2, 0]))
     model(batch(2, 1), cache, counts=[1, 0])  # the block is full now
@@ -391,7 +392,8 @@ def test_the_blocks_that_a_step_needs(need: Need) -> None:
             torch.testing.assert_close(out[row, T - count :], expected, rtol=0, atol=1e-9)
     if needed:
         model, cache = made(needed - 1)
-        why = f"^{needed} blocks are needed, but {needed - 1} of "
+        blocks = "block is" if needed == 1 else "blocks are"
+        why = f"^{needed} {blocks} needed, but {needed - 1} of "
         step = batch(len(rows), T, 5)
         refused(cache, OutOfBlocksError, why, lambda: model(step, cache, counts=counts))
         refused(cache, OutOfBlocksError, why, lambda: cache.check_room(counts))
@@ -503,7 +505,7 @@ def test_what_is_forgotten_twice_is_released_once() -> None:
 def test_a_forward_that_ran_out_can_be_made_again_when_there_is_room() -> None:
     model, cache = grown(2, 2, 4, [4, 3])
     step = batch(2, 1, 9)
-    refused(cache, OutOfBlocksError, "^1 blocks are", lambda: model(step, cache))
+    refused(cache, OutOfBlocksError, "^1 block is", lambda: model(step, cache))
     cache.select([0])
     out = model(step[:1], cache)
     expected = formulas(model, (*text(4, 0), *step[0].tolist()))[-1]
@@ -519,8 +521,7 @@ def test_slots_and_positions_of_scattered_blocks() -> None:
     for block in (0, 4, 2, 1, 3):
         pool.release([block])
     place = Paged(2, pool)
-    queries = torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]])
-    plan = place.plan([0, 0], [4, 2], 4, queries)
+    plan = place.plan(Step((0, 0), (4, 2), 4))
     assert place.tables == [[3, 1], [2]]
     rows, slots = plan.read
     assert rows == 0
@@ -529,12 +530,12 @@ def test_slots_and_positions_of_scattered_blocks() -> None:
     assert plan.positions.tolist() == [[0, 1, 2, 3], [0, 1, -1, -1]]
     assert plan.target[1].tolist() == [9, 10, 11, 3, 6, 7]
     assert [x.tolist() for x in plan.source] == [[0, 0, 0, 0, 1, 1], [0, 1, 2, 3, 2, 3]]
-    assert place.held(0, 4, queries.device)[1].tolist() == [[9, 10, 11, 3]]
-    assert place.held(1, 2, queries.device)[1].tolist() == [[6, 7]]
+    assert place.slots_of(0, 4, CPU)[1].tolist() == [[9, 10, 11, 3]]
+    assert place.slots_of(1, 2, CPU)[1].tolist() == [[6, 7]]
 
 
 def test_entries_are_in_the_order_of_positions() -> None:
-    store = DenseStore(1, 1, 1, 15, 2, 2, torch.float64)
+    store = DenseStore(LayerKind(1, 2, 2, torch.float64), 1, 1, 15)
     pool = BlockPool(5, 3)
     pool.allocate(5)
     for block in (0, 4, 2, 1, 3):
@@ -555,13 +556,13 @@ def test_slots_of_a_huge_pool_are_not_cut_off() -> None:
     pool = BlockPool(32_770, 65_536)
     before = pool.allocate(32_768)
     place = Paged(1, pool)
-    plan = place.plan([0], [2], 2, torch.tensor([[0, 1]]))
+    plan = place.plan(Step((0,), (2,), 2))
     assert place.tables == [[32_768]]
     pool.release(before)
-    for slots in (plan.read[1], plan.target[1], place.held(0, 2, torch.device("cpu"))[1]):
+    for slots in (plan.read[1], plan.target[1], place.slots_of(0, 2, CPU)[1]):
         assert slots.dtype == torch.int64
         assert slots.flatten().tolist() == [2_147_483_648, 2_147_483_649]
-    assert place.take_unused([2])[-2:] == [
+    assert place.unused_runs([2])[-2:] == [
         (0, 2_147_483_650, 2_147_549_184),
         (0, 2_147_549_184, 2_147_614_720),
     ]
@@ -611,115 +612,7 @@ def test_a_slot_that_rows_share_counts_once() -> None:
     assert cache.allocated_bytes == 24 * BYTES_PER_TOKEN
 
 
-# ---- Adopted tables
-
-
-def begun(prompt: int = 9, blocks: int = 8) -> tuple[Transformer, KVCache, PrefixCache]:
-    """Rows 0 and 1 over one pool with a prefix cache, in which a prompt was run and has ended."""
-    model, pool = toy(), BlockPool(blocks, 4)
-    cache, prefix = model.new_paged_cache(2, pool), PrefixCache(pool, "toy")
-    sequence = prefix.begin(text(prompt))
-    cache.adopt(0, sequence.blocks, 0)
-    model(torch.tensor([text(prompt)] * 2), cache, counts=[prompt, 0])
-    prefix.commit(sequence, prompt)
-    cache.release(0)
-    prefix.end(sequence)
-    return model, cache, prefix
-
-
-def test_a_row_that_starts_on_a_found_prefix_is_a_cold_run() -> None:
-    model, cache, prefix = begun()
-    cache.fill_unused(NAN)
-    first = [*text(9), 3, 1]
-    second = [*text(8), 5]
-    sequences = [prefix.begin(first), prefix.begin(second)]
-    assert [s.cached_tokens for s in sequences] == [8, 8]
-    for row, sequence in enumerate(sequences):
-        cache.adopt(row, sequence.blocks, 8)
-    assert cache.lengths == (8, 8)
-    tokens = torch.tensor([first[8:], [0, 0, 5]])
-    out = model(tokens, cache, counts=[3, 1])
-    for row, new in enumerate([first, second]):
-        count = len(new) - 8
-        expected = formulas(model, tuple(new))[-count:]
-        torch.testing.assert_close(out[row, -count:], expected, rtol=0, atol=1e-9)
-
-
-def test_a_row_grows_when_the_owner_appends() -> None:
-    model, cache, prefix = begun()
-    sequence = prefix.begin(text(4))
-    cache.adopt(0, sequence.blocks, 0)
-    one = torch.tensor([text(5)[4:]] * 2)
-    model(torch.tensor([text(4)] * 2), cache, counts=[4, 0])
-    why = "row 0 has adopted a table of 1 blocks, which do not take tokens 4 to 4; let its owner"
-    refused(cache, OutOfBlocksError, why, lambda: model(one, cache, counts=[1, 0]))
-    prefix.append(sequence, text(5)[4:])
-    out = model(one, cache, counts=[1, 0])
-    torch.testing.assert_close(out[0, 0], formulas(model, tuple(text(5)))[4], rtol=0, atol=1e-9)
-    assert placement(cache).tables[0] is sequence.blocks
-
-
-def test_releasing_a_row_gives_the_table_back_and_frees_nothing() -> None:
-    model, cache, prefix = begun()
-    sequence = prefix.begin(text(6))
-    cache.adopt(0, sequence.blocks, 4)
-    held, in_use = list(sequence.blocks), prefix.pool.in_use
-    for lengths in ([3, 0], [0, 0]):
-        cache.truncate(lengths)
-        assert tables(cache)[0] == held  # a shorter row is still on its table
-    cache.release(0)
-    assert tables(cache) == [[], []]
-    assert (sequence.blocks, prefix.pool.in_use, cache.lengths) == (held, in_use, (0, 0))
-    prefix.end(sequence)
-    model(torch.tensor([text(6)] * 2), cache, counts=[6, 0])  # the row has blocks of its own now
-    assert placement(cache).pool.in_use == 2
-
-
-def test_a_row_that_has_not_begun_keeps_its_table_when_another_goes_back() -> None:
-    cache, table = owned()
-    cache.adopt(1, table, 0)
-    cache.truncate([0, 0])
-    assert placement(cache).tables[1] is table
-
-
-def test_a_reset_gives_every_table_back() -> None:
-    cache, table = owned()
-    cache.adopt(1, table, 5)
-    cache.reset()
-    assert (tables(cache), cache.lengths, placement(cache).pool.in_use) == ([[], []], (0, 0), 2)
-    cache.adopt(1, table, 5)
-
-
-def test_a_table_is_taken_once_and_given_back_once() -> None:
-    cache, table = owned()
-    cache.adopt(1, table, 0)
-    refused(cache, ValueError, "release", lambda: cache.adopt(1, table, 0))
-    cache.release(1)
-    for row in (1, 0, 7):
-        refused(cache, ValueError, "no adopted table", lambda row=row: cache.release(row))
-
-
-@pytest.mark.parametrize("change", ["adopt", "release"])
-def test_a_step_begun_before_a_table_changed_hands_writes_nothing(change: str) -> None:
-    """Its plan names slots that may be somebody else's now."""
-    cache, table = owned()
-    if change == "release":
-        cache.adopt(1, table, 5)
-    cache.reserve([1, 0], 1)
-    cache.release(1) if change == "release" else cache.adopt(1, table, 5)
-    new = torch.ones(2, 2, 1, 6, dtype=torch.float64)
-    with pytest.raises(ValueError, match="without reserve"):
-        cache.update(0, new, new)
-    assert not any(tensor.any() for tensor in cache.tensors)
-
-
-def test_a_tail_and_an_adopted_table_do_not_go_together() -> None:
-    pool = BlockPool(4, 4)
-    cache = toy().new_paged_cache(1, pool, tail=3)
-    table = pool.allocate(1)
-    with pytest.raises(ValueError, match="without a tail"):
-        cache.adopt(0, table, 4)
-    assert (placement(cache).tables, cache.lengths) == ([[]], (0,))
+# ---- One pool, one storage
 
 
 def test_two_groups_need_two_pools() -> None:
@@ -729,111 +622,23 @@ def test_two_groups_need_two_pools() -> None:
     assert pool.in_use == 0
 
 
-def test_blocks_that_can_be_found_are_room_for_others() -> None:
-    model, cache, prefix = begun(blocks=3)
-    assert (prefix.pool.free, prefix.pool.evictable) == (1, 2)
-    out = model(batch(2, 12), cache, counts=[12, 0])
-    torch.testing.assert_close(out[0], formulas(model, tuple(text(12, 0))), rtol=0, atol=1e-9)
-    assert prefix.cached_blocks == 0
-    why = "^1 blocks are needed, but 0 of 3"
-    refused(cache, OutOfBlocksError, why, lambda: model(batch(2, 1), cache, counts=[0, 1]))
+def test_a_pool_stands_for_one_storage() -> None:
+    """A block number would mean two things, and a prefix index over the pool would read both."""
+    pool = BlockPool(4, 4)
+    cache = toy().new_paged_cache(1, pool)
+    for again in (toy().new_bound_cache, lambda pool: toy().new_paged_cache(1, pool)):
+        with pytest.raises(ValueError, match="slots of another cache's storage"):
+            again(pool)
+    toy()(batch(1, 16), cache)
 
 
-def owned(blocks: int = 2) -> tuple[KVCache, list[int]]:
-    _, cache = paged(2, 6, 4)
-    return cache, placement(cache).pool.allocate(blocks)
-
-
-@pytest.mark.parametrize("length", [9, -1, 2.0, None])
-def test_a_table_too_short_is_refused(length: Any) -> None:
-    cache, table = owned()
-    why = "a table of 2 blocks of 4 holds 0 to 8 tokens, got a length of"
-    refused(cache, ValueError, why, lambda: cache.adopt(0, table, length))
-
-
-@pytest.mark.parametrize(
-    ("table", "why"),
-    [
-        ([0, 2, 3], r"blocks \[2, 3\] of the table have no owner"),
-        ([0, 6], "there is no block 6"),
-        ([-1], "there is no block -1"),
-    ],
-)
-def test_blocks_without_an_owner_are_refused(table: list[int], why: str) -> None:
-    cache, _ = owned()
-    refused(cache, BlockNotInUseError, why, lambda: cache.adopt(0, table, 1))
-
-
-def test_blocks_that_can_be_found_but_have_no_owner_are_refused() -> None:
-    _, cache, prefix = begun()
-    assert prefix.pool.evictable == 2
-    refused(cache, BlockNotInUseError, "no owner", lambda: cache.adopt(0, [0, 1], 8))
-
-
-@pytest.mark.parametrize("row", [2, -1, None])
-def test_rows_that_are_not_there_are_refused(row: Any) -> None:
-    cache, table = owned()
-    refused(cache, ValueError, "needs an active row", lambda: cache.adopt(row, table, 1))
-
-
-def test_a_row_with_tokens_is_refused() -> None:
-    _, cache = grown(2, 6, 4, [1, 0])
-    table = placement(cache).pool.allocate(1)
-    why = r"row without tokens, got row 0; present lengths are \[1, 0\]"
-    refused(cache, ValueError, why, lambda: cache.adopt(0, table, 1))
-
-
-def test_other_placements_have_no_tables() -> None:
-    cache = toy().new_cache(1, 8)
-    with pytest.raises(ValueError, match=r"paged placement, but a group has a Contiguous; make"):
-        cache.adopt(0, [0], 1)
-    assert cache.lengths == (0,)
-
-
-def test_one_group_without_tables_stops_them_all() -> None:
-    place = Paged(1, BlockPool(2, 4))
-    stores = [DenseStore(1, 1, 2, 8, 6, 6) for _ in range(2)]
-    cache = KVCache(
-        CacheGroup(place, stores[0]), CacheGroup(Contiguous(1, 8), stores[1]), pattern=[0, 1]
-    )
-    table = place.pool.allocate(1)
-    with pytest.raises(ValueError, match="Contiguous"):
-        cache.adopt(0, table, 1)
-    assert (place.tables, cache.lengths) == ([[]], (0,))
-
-
-def test_adopted_rows_are_neither_forked_nor_moved() -> None:
-    cache, table = owned()
-    cache.adopt(1, table, 5)
-    why = r"rows \[1\] are on adopted tables, which cannot be forked or moved"
-    for rows in ([1, 1], [1, 0], [0]):
-        refused(cache, ValueError, why, lambda rows=rows: cache.select(rows))
-    cache.release(1)
-    cache.select([1, 0])
-
-
-@pytest.mark.parametrize("start", [4, 6])
-def test_what_can_be_found_is_not_written_by_a_row_that_stopped_before(start: int) -> None:
-    """The row has adopted less than its blocks hold, or went back; the blocks are final."""
-    model, cache, prefix = begun()
-    sequence = prefix.begin(text(9))
-    cache.adopt(0, sequence.blocks, start)
-    why = rf"tokens {start} to {start} of row 0 would go into blocks \[{sequence.blocks[1]}\] of"
-    step = batch(2, 1)
-    refused(cache, ValueError, why, lambda: model(step, cache, counts=[1, 0]))
-    model(step, cache, counts=[0, 1])  # the other row is free to go on
-
-
-def test_blocks_after_the_first_one_are_looked_at_too() -> None:
-    cache, table = owned(3)
-    placement(cache).pool.share(table[2:])
-    cache.adopt(0, table, 2)
-    model = toy()
-    refused(
-        cache, ValueError, rf"into blocks \[{table[2]}\]",
-        lambda: model(batch(2, 7), cache, counts=[7, 0]),
-    )  # fmt: skip
-    model(batch(2, 6), cache, counts=[6, 0])  # up to the edge of the shared one
+def test_a_cache_that_could_not_be_made_leaves_its_pools_free() -> None:
+    first, second = BlockPool(4, 4), BlockPool(4, 4)
+    model = toy(window=(3, None))
+    model.new_paged_cache(1, first, BlockPool(4, 4))
+    with pytest.raises(ValueError, match="another cache"):
+        model.new_paged_cache(1, second, first)
+    model.new_paged_cache(1, second, BlockPool(4, 4))
 
 
 # ---- Poison: every slot without a token, and no slot that somebody else needs
@@ -869,90 +674,3 @@ def test_blocks_of_others_are_not_unused() -> None:
     assert holes(cache) == [2, 3, 12, 13, 14, 15]  # still, from before
     cache.fill_unused(0.0)
     assert cache.tensors[0][0, 0, 0, :, 0].isnan().nonzero().flatten().tolist() == [2, 3]
-
-
-def test_blocks_that_can_be_found_are_not_unused() -> None:
-    model, cache, prefix = begun()  # blocks 0 and 1 are evictable, six are free
-    assert holes(cache) == list(range(8, 32))
-    sequence = prefix.begin([*text(8), 7, 8])
-    cache.adopt(0, sequence.blocks, 8)
-    cache.truncate([3, 0])  # the row is shorter now, the cached block is what it was
-    holes(cache)
-    cache.release(0)
-    cache.adopt(0, sequence.blocks, 8)
-    out = model(torch.tensor([[7, 8]] * 2), cache, counts=[2, 0])
-    expected = formulas(model, (*text(8), 7, 8))[-2:]
-    torch.testing.assert_close(out[0], expected, rtol=0, atol=1e-9)
-
-
-# ---- Requests that come and go on adopted tables, beside each other and beside a row of its own
-
-
-class Requests:
-    """Rows 0 and 1 are on adopted tables of requests; row 2 has blocks of its own."""
-
-    def __init__(self, size: int) -> None:
-        self.rnd, self.visits, self.model = random.Random(size), Counter[str](), toy()
-        pool = BlockPool(30 // size + 3, size)
-        self.cache, self.prefix = self.model.new_paged_cache(3, pool), PrefixCache(pool, "toy")
-        self.live: dict[int, tuple[CachedSequence, list[int]]] = {}  # and tokens still to come
-        self.own: list[int] = []
-
-    def begin(self, row: int) -> None:
-        rnd = self.rnd
-        prompt = [*text(rnd.choice([3, 5, 8])), *text(rnd.randint(1, 3), rnd.randrange(3))]
-        try:
-            sequence = self.prefix.begin(prompt)
-        except OutOfBlocksError:
-            return
-        self.cache.adopt(row, sequence.blocks, sequence.cached_tokens)
-        self.live[row] = sequence, text(rnd.randint(1, 4), rnd.randrange(99))
-        self.visits["found"] += sequence.cached_tokens > 0
-        blocks = [set(one.blocks) for one, _ in self.live.values()]
-        self.visits["two requests on one block"] += len(set.union(*blocks)) < sum(map(len, blocks))
-
-    def step(self) -> None:
-        new: list[list[int]] = [[], [], text(self.rnd.randint(0, 2), self.rnd.randrange(99))]
-        for row, (sequence, _) in self.live.items():
-            new[row] = sequence.tokens[sequence.written :].tolist()
-        T = max(1, *map(len, new))
-        step = torch.tensor([[0] * (T - len(tokens)) + tokens for tokens in new])
-        self.cache.fill_unused(self.rnd.choice([NAN, 1e10]))
-        try:
-            self.cache.check_room([len(tokens) for tokens in new])
-        except OutOfBlocksError:
-            self.visits["no room for row 2"] += 1
-            self.cache.truncate([*self.cache.lengths[:2], 0])
-            self.own, new[2] = [], []
-        out = self.model(step, self.cache, counts=[len(tokens) for tokens in new])
-        self.own += new[2]
-        texts = {row: sequence.tokens.tolist() for row, (sequence, _) in self.live.items()}
-        for row, tokens in (texts | {2: self.own}).items():
-            if new[row]:
-                expected = formulas(self.model, tuple(tokens))[-len(new[row]) :]
-                found = out[row, -len(new[row]) :]
-                torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
-
-    def go_on_or_end(self, row: int) -> None:
-        sequence, more = self.live[row]
-        self.prefix.commit(sequence, len(sequence.tokens))
-        if more and self.prefix.pool.available:
-            self.prefix.append(sequence, [more.pop()])
-            return
-        self.cache.release(row)
-        self.prefix.end(sequence)
-        del self.live[row]
-
-
-@pytest.mark.parametrize("size", [1, 3, 4])
-def test_requests_over_a_prefix_cache_are_cold_runs(size: int) -> None:
-    requests = Requests(size)
-    for _ in range(60):
-        for row in (0, 1):
-            if row not in requests.live and requests.rnd.random() < 0.7:
-                requests.begin(row)
-        requests.step()
-        for row in list(requests.live):
-            requests.go_on_or_end(row)
-    for state in ("found", "two requests on one block", "no room for row 2"):
-        assert requests.visits[state] > 1, state

@@ -32,7 +32,7 @@ def test_a_pool_for_each_window() -> None:
     model = toy(window=(3, None), sinks=1)
     windowed, whole = BlockPool(5, 2), BlockPool(3, 4)
     cache = model.new_paged_cache(1, windowed, whole)
-    found = [(group.window, group.sinks) for group in cache.groups]
+    found = [(group.kind.window, group.kind.sinks) for group in cache.groups]
     assert found == [(3, 1), (None, 0)]
     assert [group.placement.store_shape for group in cache.groups] == [(1, 10), (1, 12)]
     tokens = batch(1, 9)
@@ -67,7 +67,7 @@ def test_generation_is_the_same_as_in_a_contiguous_cache() -> None:
     cache = model.new_paged_cache(3, pool)
     paged = generate_cached(model, prompts, 9, cache=cache)
     assert paged == generate_cached(model, prompts, 9)
-    assert cache.lengths == (15, 9, 11)  # the last token drawn is never fed
+    assert cache.lengths == (16, 10, 12)  # prompt and returned tokens
     assert pool.in_use == 4 + 3 + 3
 
 

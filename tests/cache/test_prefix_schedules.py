@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from oracles.schedules import SCHEDULES
 
-from kvbook.cache.block_key import sha256
+from kvbook.cache.block_key import Identity, sha256
 from kvbook.cache.blocks import BlockPool
 from kvbook.cache.prefix import CachedSequence, PrefixCache
 from kvbook.errors import OutOfBlocksError, SequenceEndedError
@@ -29,6 +29,9 @@ class Request:
     adapter: str | None
     salt: str | None
     image: Span | None
+
+    def identity(self) -> Identity:
+        return Identity(self.adapter, self.salt, [self.image] if self.image else [])
 
     def prefix(self, length: int) -> Prefix:
         """All that the keys and values of position ``length - 1`` depend on."""
@@ -66,7 +69,8 @@ class CacheAndModel(RuleBasedStateMachine):
     """Prefixes, written out, in a dict; and a list of those that could be evicted.
 
     ``memory`` stands for the tensors: a slot holds all that the keys and values of its position
-    depend on. What a sequence reads must be its own prefix, whatever the digest.
+    depend on, the weights included, which change whenever the index is emptied. What a sequence
+    reads must be its own prefix under the weights that it began with, whatever the digest.
     """
 
     digest = staticmethod(sha256)
@@ -76,8 +80,12 @@ class CacheAndModel(RuleBasedStateMachine):
     def start(self, blocks: int, size: int) -> None:
         self.size = size
         self.cache = PrefixCache(BlockPool(blocks, size), "toy", self.digest)
-        self.memory: dict[tuple[int, int], Prefix] = {}
+        self.memory: dict[tuple[int, int], tuple[int, Prefix]] = {}
         self.live: list[tuple[CachedSequence, Request]] = []
+        self.weights = 0
+        self.began: dict[CachedSequence, int] = {}  # with which weights
+        self.hidden: dict[CachedSequence, list[tuple[int, Prefix]]] = {}  # its once cached blocks
+        self.owners: dict[tuple[int, Prefix], int] = {}  # of those blocks
         self.free = blocks
         self.cached: dict[Prefix, int] = {}  # a prefix that ends with a block → its owners
         self.evictable: list[Prefix] = []  # longest without an owner first
@@ -117,13 +125,7 @@ class CacheAndModel(RuleBasedStateMachine):
         room = self.free + len(self.evictable) - len(set(found) & set(self.evictable))
         before = everything(self.cache)
         try:
-            sequence = self.cache.begin(
-                request.tokens,
-                adapter=request.adapter,
-                salt=request.salt,
-                content=[request.image] if request.image else [],
-                resumed=resumed,
-            )
+            sequence = self.cache.begin(request.tokens, request.identity(), resumed=resumed)
         except OutOfBlocksError:
             assert missing > room or not self.exact
             assert everything(self.cache) == before
@@ -142,6 +144,7 @@ class CacheAndModel(RuleBasedStateMachine):
             counted = [1, len(request.tokens), sequence.cached_tokens]
             self.stats = [a + b for a, b in zip(self.stats, counted, strict=True)]
         self.live.append((sequence, request))
+        self.began[sequence] = self.weights
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), tokens=st.sampled_from([[0], [1], [0, 0], [1, 1, 1], []]))
@@ -171,10 +174,13 @@ class CacheAndModel(RuleBasedStateMachine):
         for p in range(done, length):
             block = sequence.blocks[p // self.size]
             assert self.cache.pool.writable(block), "a block that others read is written to"
-            self.memory[block, p % self.size] = request.prefix(p + 1)
+            self.memory[block, p % self.size] = self.began[sequence], request.prefix(p + 1)
         before = list(sequence.blocks)
         swapped = self.cache.commit(sequence, length)
         assert swapped == [i for i, b in enumerate(before) if sequence.blocks[i] != b]
+        if sequence in self.hidden:
+            assert swapped == []
+            return
         if not self.exact:
             return
         doubled = []
@@ -189,6 +195,39 @@ class CacheAndModel(RuleBasedStateMachine):
         assert swapped == doubled
 
     @precondition(lambda self: self.live)
+    @rule(data=st.data(), drafts=st.sampled_from([1, 2, 3, 9, 0]))
+    def retract(self, data: st.DataObject, drafts: int) -> None:
+        """The last tokens are taken back, as far as they are not written."""
+        sequence, request = data.draw(st.sampled_from(self.live))
+        length = max(1, sequence.written, len(request.tokens) - drafts)
+        before = everything(self.cache)
+        image = request.image
+        if image and image[0] < length < image[1]:
+            with pytest.raises(ValueError, match="cannot be cut"):
+                self.cache.retract(sequence, length)
+            assert everything(self.cache) == before
+            return
+        blocks = len(sequence.blocks)
+        self.cache.retract(sequence, length)
+        del request.tokens[length:]
+        request.image = image if image and image[1] <= length else None
+        self.free += blocks - self._blocks_for(length)
+        assert len(sequence.blocks) == self._blocks_for(length)
+
+    @rule()
+    def clear(self) -> None:
+        """The weights change."""
+        self.cache.clear()
+        for sequence, request in self.live:
+            if sequence not in self.hidden:
+                ends = range(self.size, sequence.written + 1, self.size)
+                self.hidden[sequence] = [(self.weights, request.prefix(end)) for end in ends]
+        self.owners |= {(self.weights, prefix): n for prefix, n in self.cached.items() if n}
+        self.free += len(self.evictable)
+        self.cached, self.evictable = {}, []
+        self.weights += 1
+
+    @precondition(lambda self: self.live)
     @rule(data=st.data(), again=st.booleans())
     def end(self, data: st.DataObject, again: bool) -> None:
         index = data.draw(st.integers(0, len(self.live) - 1))
@@ -198,12 +237,19 @@ class CacheAndModel(RuleBasedStateMachine):
 
     def _end(self, index: int) -> Request:
         sequence, request = self.live.pop(index)
+        blocks, hidden = len(sequence.blocks), self.hidden.pop(sequence, None)
         self.cache.end(sequence)
+        assert (sequence.blocks, sequence.keys) == ([], [])
         with pytest.raises(SequenceEndedError):
             self.cache.append(sequence, [1])
-        if self.exact:
+        if self.exact and hidden is not None:
+            self.free += blocks - len(hidden)
+            for block in hidden:
+                self.owners[block] -= 1
+                self.free += not self.owners[block]
+        elif self.exact:
             full = sequence.written // self.size
-            self.free += len(sequence.blocks) - full
+            self.free += blocks - full
             for place in reversed(range(full)):
                 prefix = request.prefix((place + 1) * self.size)
                 self.cached[prefix] -= 1
@@ -228,7 +274,7 @@ class CacheAndModel(RuleBasedStateMachine):
             assert sequence.tokens.tolist() == request.tokens
             for p in range(sequence.written):
                 slot = sequence.blocks[p // self.size], p % self.size
-                assert self.memory[slot] == request.prefix(p + 1)
+                assert self.memory[slot] == (self.began[sequence], request.prefix(p + 1))
 
     @invariant()
     def the_pool_adds_up(self) -> None:
@@ -252,6 +298,7 @@ class CacheAndModel(RuleBasedStateMachine):
             assert cached.parent is None or entries.get(cached.parent.key) is cached.parent
         assert {cached.block for cached in entries.values()} == set(self.cache._by_block)
         assert set(self.cache._by_block) == set(self.cache.pool._kept)
+        assert all(sequence.keys == [] for sequence in self.hidden)
 
     @invariant()
     def only_prompts_are_counted(self) -> None:

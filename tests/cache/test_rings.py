@@ -16,8 +16,8 @@ from oracles.toys import (
     weights_by_position,
 )
 
-from kvbook.cache import CacheGroup, Contiguous, DenseStore, KVCache, Recompute, Ring
-from kvbook.cache.step import new_positions
+from kvbook.cache import CacheGroup, Contiguous, DenseStore, KVCache, LayerKind, Recompute, Ring
+from kvbook.cache.step import Step
 from kvbook.model.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def ring_cache(window: int, rollback: int = 1, sinks: int = 0, rows: int = 1) -> KVCache:
     """One layer, two KV heads of width 40: room for the probe's positions 0 … 39."""
     ring = Ring(rows, window, rollback, sinks)
-    store = DenseStore(1, *(rows, 2, ring.store_shape[1]), 40, 40, torch.float64)
-    return KVCache(CacheGroup(ring, store, window, sinks))
+    kind = LayerKind(2, 40, 40, torch.float64, window, sinks)
+    return KVCache(CacheGroup(ring, DenseStore(kind, 1, *ring.store_shape)))
 
 
 def append(cache: KVCache, T: int) -> None:
@@ -146,7 +146,7 @@ def test_no_slot_is_written_twice_in_one_step(T: int) -> None:
     for sinks, rollback, counts in ((0, 1, [T, T]), (2, 3, [T, T]), (2, 1, [T, T // 2])):
         ring = Ring(2, 4, rollback, sinks)
         starts = [3, 7] if counts[0] != counts[1] else [5, 5]
-        plan = ring.plan(starts, counts, T, new_positions(starts, counts, T, "cpu"))
+        plan = ring.plan(Step(tuple(starts), tuple(counts), T))
         rows, where = plan.target
         numbers = torch.arange(2 * ring.store_shape[1]).view(2, -1)[rows, where].flatten()
         assert numbers.unique().numel() == numbers.numel() > 0
@@ -182,8 +182,8 @@ def test_ragged_rows_see_their_own_windows(rollback: int) -> None:
 
 def test_a_window_smaller_than_the_ring_s_is_served() -> None:
     ring = Ring(1, 6)
-    store = DenseStore(1, 1, 2, 6, 40, 40, torch.float64)
-    cache = KVCache(CacheGroup(ring, store, 2))
+    store = DenseStore(LayerKind(2, 40, 40, torch.float64, window=2), 1, 1, 6)
+    cache = KVCache(CacheGroup(ring, store))
     weights_by_position(cache, [9], 9, 40)
     assert seen(weights_by_position(cache, [1], 1, 40)[0]) == [{8, 9}]
 
@@ -233,10 +233,10 @@ def test_the_length_is_the_sequence_s_whichever_layer_is_asked(
 
 def test_layers_of_one_window_share_a_group() -> None:
     cache = toy(n_layers=4, window=(3, None, 3, 8)).new_cache(1, 20, rollback=1)
-    assert [group.window for group in cache.groups] == [3, None, 8]
-    assert [group.layout.layers for group in cache.groups] == [2, 1, 1]
+    assert [group.kind.window for group in cache.groups] == [3, None, 8]
+    assert [group.layers for group in cache.groups] == [2, 1, 1]
     assert [type(group.placement) for group in cache.groups] == [Ring, Contiguous, Ring]
-    assert [kind[4] for kind in cache.layer_kinds] == [3, None, 3, 8]
+    assert [kind.window for kind in cache.layer_kinds] == [3, None, 3, 8]
 
 
 def test_a_global_layer_keeps_its_capacity_a_ring_has_none() -> None:
@@ -459,7 +459,7 @@ def test_a_ring_that_is_smaller_than_the_layers_window_is_refused(
         ValueError,
         match=rf"a window of {window} and {sinks} sinks, but the ring keeps 3 and 1; make the ring",
     ):
-        CacheGroup(ring, DenseStore(1, 1, 2, 4, 6, 6), window, sinks)
+        CacheGroup(ring, DenseStore(LayerKind(2, 6, 6, torch.float32, window, sinks), 1, 1, 4))
 
 
 def test_tiles_must_fit_into_ring_and_sinks() -> None:
@@ -477,7 +477,7 @@ def test_tiles_must_fit_into_ring_and_sinks() -> None:
 
 
 def group(layers: int, rows: int = 1) -> CacheGroup:
-    return CacheGroup(Contiguous(rows, 4), DenseStore(layers, rows, 1, 4, 2, 2))
+    return CacheGroup(Contiguous(rows, 4), DenseStore(LayerKind(1, 2, 2), layers, rows, 4))
 
 
 def test_a_pattern_names_a_group_for_each_layer() -> None:
@@ -512,7 +512,8 @@ def test_the_ring_of_another_window_or_sinks_is_refused_before_it_is_written() -
 
 
 def test_without_a_cache_each_layer_has_its_window() -> None:
-    memory = Recompute(1, torch.device("cpu"), (2, None), sinks=1)
+    kinds = [LayerKind(2, 9, 9, torch.float64, *seen) for seen in ((2, 1), (None, 0))]
+    memory = Recompute(1, kinds)
     memory.reserve([4], 4)
     new = torch.zeros(1, 2, 4, 4, dtype=torch.float64)
     local, everywhere = (memory.update(layer, new, new) for layer in (0, 1))

@@ -29,23 +29,23 @@ from kvbook.cache import (
     Contiguous,
     DenseStore,
     KVCache,
-    Layout,
+    LayerKind,
     Ring,
     TailedGroup,
-    new_store,
 )
 from kvbook.cache.codec import FLOAT4, FLOAT8, INT4, INT8
 from kvbook.cache.coded import quantized
+from kvbook.cache.store import NewStore
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IN_THREES = quantized(INT4.grouped(3))
 IN_TILES = quantized(INT8.per_channel(4))
-LAYOUT = Layout(1, 2, 6, 6, torch.float64)
+KIND = LayerKind(2, 6, 6, torch.float64)
 
 
-def tailed(make: object, tail: int, slots: int = 16, rows: int = 1) -> KVCache:
+def tailed(make: NewStore, tail: int, slots: int = 16, rows: int = 1) -> KVCache:
     """One layer, two KV heads of width 6."""
-    store = new_store(make, LAYOUT, rows, slots)  # type: ignore[arg-type]
+    store = make(KIND, 1, rows, slots)
     return KVCache(TailedGroup(Contiguous(rows, slots), store, tail))
 
 
@@ -134,9 +134,8 @@ def test_positions_go_through_settled_tokens_and_tail() -> None:
 @pytest.mark.parametrize("rollback", [None, 1])
 def test_windows_and_sinks_pass_through_a_tail(chunks: list[int], rollback: int | None) -> None:
     place = Contiguous(1, 12) if rollback is None else Ring(1, 4, rollback, 2)
-    layout = Layout(1, 2, 12, 12, torch.float64)
-    store = new_store(DenseStore, layout, *place.store_shape)
-    cache = KVCache(TailedGroup(place, store, 3, 4, 2))
+    store = DenseStore(LayerKind(2, 12, 12, torch.float64, 4, 2), 1, *place.store_shape)
+    cache = KVCache(TailedGroup(place, store, 3))
     found = [one for T in chunks for one in seen(weights_by_position(cache, [T], T, 12)[0])]
     assert found == [{*range(min(2, q + 1)), *range(max(0, q - 3), q + 1)} for q in range(12)]
 
@@ -302,9 +301,7 @@ def test_bytes_of_tiles_in_a_ring() -> None:
 
 def test_bytes_where_no_token_has_a_whole_number_of_them() -> None:
     """One layer, one head, width 5: 4 tokens of 3 bytes and 5 scales of 1 byte are 17 bytes."""
-    store = new_store(
-        quantized(FLOAT4.per_channel(4)), Layout(1, 1, 5, 0, torch.float32), 1, 8
-    )
+    store = quantized(FLOAT4.per_channel(4))(LayerKind(1, 5, 0), 1, 1, 8)
     cache = KVCache(TailedGroup(Contiguous(1, 8), store, 1))
     cache.reserve([6], 6)
     assert cache.used_bytes == 17 + 2 * 5 * 4
@@ -315,19 +312,19 @@ def test_bytes_where_no_token_has_a_whole_number_of_them() -> None:
 
 @pytest.mark.parametrize("tail", [-1, 1.5, True, None, "2"])
 def test_a_tail_is_a_number_of_tokens(tail: object) -> None:
-    store = new_store(DenseStore, LAYOUT, 1, 8)
+    store = DenseStore(KIND, 1, 1, 8)
     with pytest.raises(ValueError, match=f"tail must be an integer from 0 on, got {tail!r}"):
         TailedGroup(Contiguous(1, 8), store, tail)  # type: ignore[arg-type]
 
 
 def test_no_tail_before_single_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match=r"tail of 0 tokens.*use CacheGroup"):
-        TailedGroup(Contiguous(1, 8), new_store(DenseStore, LAYOUT, 1, 8), 0)
+        TailedGroup(Contiguous(1, 8), DenseStore(KIND, 1, 1, 8), 0)
 
 
 def test_tiles_without_a_tail_are_refused() -> None:
     with pytest.raises(ValueError, match=r"writes 4 tokens at a time.*TailedGroup"):
-        CacheGroup(Contiguous(1, 8), new_store(IN_TILES, LAYOUT, 1, 8))
+        CacheGroup(Contiguous(1, 8), IN_TILES(KIND, 1, 1, 8))
 
 
 def test_the_capacity_must_be_whole_tiles() -> None:

@@ -1,11 +1,13 @@
 """The two loops: what they feed, what they return, and that both return the same."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from oracles.toys import reference_logits, text, toy
 
+from kvbook.cache import INT8, BlockPool, quantized
 from kvbook.errors import CacheFullError
 from kvbook.generate import (
     Sampler,
@@ -98,13 +100,61 @@ def test_the_naive_loop_feeds_everything_again(fed: list[tuple[int, ...]]) -> No
     assert fed == [(1, 5), (1, 6), (1, 7), (1, 8)]
 
 
-def test_the_last_token_is_never_fed_back() -> None:
+def test_a_stream_never_feeds_its_last_token() -> None:
     """So a prompt of 5 and 4 new tokens need 8 slots."""
     model, prompt = toy(), text(5)
     cache = model.new_cache(1, 8)
-    new = generate_cached(model, [prompt], 4, cache=cache)
+    assert len(list(stream_cached(model, [prompt], 4, cache=cache))) == 4
     assert cache.lengths == (8,)
-    assert len(new[0]) == 4
+
+
+# ---- What the cache holds afterwards: prompt and returned tokens
+
+
+def test_a_given_cache_holds_prompt_and_returned_tokens_and_no_more() -> None:
+    """microsoft/onnxruntime-genai#1814, ml-explore/mlx-lm#602: one row stops, the others go on."""
+    model = toy()
+    free = [greedy_by_hand(model, prompt, 9) for prompt in PROMPTS]
+    for stops in ([], [free[0][1]], [free[1][0]], [free[2][8]]):
+        for new_cache in (
+            lambda: model.new_cache(3, 40),
+            lambda: model.new_cache(3, 40, store=quantized(INT8.grouped(3)), tail=60),
+            lambda: model.new_paged_cache(3, BlockPool(60, 2)),
+        ):
+            cache = new_cache()
+            texts = generate_cached(model, PROMPTS, 9, stop_tokens=stops, cache=cache)
+            told = [[*prompt, *new] for prompt, new in zip(PROMPTS, texts, strict=True)]
+            assert cache.lengths == tuple(map(len, told))
+            # The next turn is what it would be after reading everything anew, in every row.
+            turn = [[7, 1], [3], [4, 4, 2]]
+            found = generate_cached(model, turn, 5, cache=cache)
+            for row, one in enumerate(told):
+                assert found[row] == greedy_by_hand(model, [*one, *turn[row]], 5)
+
+
+def test_a_row_that_stopped_writes_nothing_more(fed: list[tuple[int, ...]]) -> None:
+    model = toy()
+    stop = greedy_by_hand(model, PROMPTS[0], 1)[0]
+    cache = model.new_cache(3, 40)
+    del fed[:]
+    steps = [step.tolist() for step in
+             stream_cached(model, PROMPTS, 3, cache=cache, stop_tokens=[stop])]
+    others = [greedy_by_hand(model, prompt, 3) for prompt in PROMPTS[1:]]
+    assert [[step[row] for step in steps] for row in (1, 2)] == others
+    assert stop not in [token for one in others for token in one[:2]]  # they go on to the end
+    assert cache.lengths == (len(PROMPTS[0]), len(PROMPTS[1]) + 2, len(PROMPTS[2]) + 2)
+    assert fed == [(3, 7), (3, 1), (3, 1)]
+
+
+@pytest.mark.parametrize("stops", [5, "5", [True], [29], [-1], [2.0], None, [[1]]], ids=str)
+def test_stop_tokens_are_looked_at_before_anything_is_read(stops: Any) -> None:
+    model, cache = toy(), toy().new_cache(1, 20)
+    for generate in (generate_cached, generate_naive):
+        with pytest.raises(ValueError, match="stop_tokens must be a list or set of token ids"):
+            generate(model, [text(3)], 4, stop_tokens=stops)
+    with pytest.raises(ValueError, match="stop_tokens"):
+        generate_cached(model, [text(3)], 4, stop_tokens=stops, cache=cache)
+    assert cache.lengths == (0,)
 
 
 def test_one_new_token_needs_no_decode_step(fed: list[tuple[int, ...]]) -> None:
@@ -214,7 +264,9 @@ def test_prompts_are_padded_on_the_left() -> None:
 def test_generation_may_fill_the_cache_and_the_positions_to_the_last() -> None:
     model, prompt = toy(max_positions=12), text(5)
     assert len(generate_cached(model, [prompt], 8)[0]) == 8
-    assert len(generate_cached(model, [prompt], 8, cache=model.new_cache(1, 12))[0]) == 8
+    assert len(generate_cached(model, [prompt], 7, cache=model.new_cache(1, 12))[0]) == 7
+    with pytest.raises(CacheFullError, match="row 0 would hold 13 tokens, but the cache has 12"):
+        generate_cached(model, [prompt], 8, cache=model.new_cache(1, 12))
     with pytest.raises(CacheFullError, match=r"need 13 positions, but the model has 12"):
         generate_cached(model, [prompt], 9)
     with pytest.raises(CacheFullError, match=r"need 13 positions, but the model has 12"):

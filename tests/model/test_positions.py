@@ -159,11 +159,18 @@ def test_keys_are_stored_rotated_once_and_values_not_at_all() -> None:
 
 def test_a_chunk_takes_the_positions_after_the_cache() -> None:
     cache = toy().new_cache(1, 16)
-    assert cache.reserve([4], 4).tolist() == [[0, 1, 2, 3]]
-    assert cache.reserve([3], 3).tolist() == [[4, 5, 6]]
-    assert cache.reserve([1], 1).tolist() == [[7]]
+
+    def positions(T: int) -> list[list[int]]:
+        new, found = torch.zeros(1, 2, T, 6, dtype=torch.float64), cache.reserve([T], T)
+        for layer in (0, 1):
+            cache.update(layer, new, new)
+        return found.tolist()
+
+    assert positions(4) == [[0, 1, 2, 3]]
+    assert positions(3) == [[4, 5, 6]]
+    assert positions(1) == [[7]]
     cache.truncate(5)
-    assert cache.reserve([2], 2).tolist() == [[5, 6]]
+    assert positions(2) == [[5, 6]]
 
 
 # ---- The bound
@@ -234,6 +241,9 @@ def test_every_row_counts_its_own_positions() -> None:
     """unslothai/unsloth#3699 (PRs #3795, #3803, #4078; huggingface/transformers#18104)."""
     cache = toy().new_cache(2, 16)
     assert cache.reserve([3, 5], 5).tolist() == [[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4]]
+    new = torch.ones(2, 2, 5, 6, dtype=torch.float64)
+    for layer in (0, 1):
+        cache.update(layer, new, new)
     assert cache.reserve([1, 1], 1).tolist() == [[3], [5]]
     new = torch.ones(2, 2, 1, 6, dtype=torch.float64)
     keys = cache.update(0, new, new).positions

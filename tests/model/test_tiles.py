@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvbook.cache import (
     BlockPool,
+    BoundPaged,
     CacheGroup,
     Contiguous,
     DenseStore,
@@ -19,11 +20,12 @@ from kvbook.cache import (
     DirectView,
     KVCache,
     KVView,
+    LayerKind,
     Paged,
     PrefixCache,
     SlotMajorStore,
-    new_store,
 )
+from kvbook.cache.build import cache_of
 from kvbook.model.attention import attend
 from kvbook.model.experiment import attend_with
 from kvbook.model.tiles import attend_by_tiles
@@ -191,10 +193,8 @@ def over_blocks(
     group: type[CacheGroup], model: Transformer, size: int, make: Make = SlotMajorStore
 ) -> KVCache:
     """Three rows over 30 blocks; the layers of ``model`` have one window."""
-    [window] = set(model.config.windows)
     place = Paged(3, BlockPool(-(-90 // size), size))
-    store = new_store(make, model.layout, *place.store_shape, model.device)
-    return KVCache(group(place, store, window, 0 if window is None else model.config.sinks))
+    return cache_of(model.layer_kinds, [place], make, device=model.device, group=group)
 
 
 WINDOWS: list[dict[str, Any]] = [
@@ -277,21 +277,17 @@ def test_on_a_gpu_the_direct_path_is_the_gathered_one() -> None:
     compare(model, tiled, caches, random.Random(0), 12)
 
 
-def test_on_an_adopted_table() -> None:
-    tiled = by_tiles(3)
-    cache = over_blocks(DirectGroup, tiled, 4)
-    place = cache.groups[0].placement
-    assert isinstance(place, Paged)
-    prefix = PrefixCache(place.pool, "toy")
-    cache.select([0])
+def test_on_a_table_that_a_row_is_bound_to() -> None:
+    tiled, pool = by_tiles(3), BlockPool(23, 4)
+    cache = cache_of(tiled.layer_kinds, [BoundPaged(pool)], SlotMajorStore, group=DirectGroup)
+    prefix = PrefixCache(pool, "toy")
     for found in (0, 8):
         sequence = prefix.begin(text(10))
         assert sequence.cached_tokens == found
-        cache.adopt(0, sequence.blocks, found)
+        cache.bind([sequence], lengths=[found])
         out = tiled(torch.tensor([text(10)[found:]]), cache)
         prefix.commit(sequence, 10)
         close(out[0], toy()(torch.tensor([text(10)]))[0, found:], 1e-9)
-        cache.release(0)
         prefix.end(sequence)
 
 
@@ -349,8 +345,10 @@ def test_tiles_of_a_direct_view_are_those_of_the_gathered_one() -> None:
         views.append(cache.update(0, new, -new))
     gathered, direct = views
     assert isinstance(direct, DirectView)
-    for name in ("keys", "values", "positions", "mask"):
-        close(getattr(direct, name), getattr(gathered, name), 0)
+    for one, other in zip(direct.read(), gathered.read(), strict=True):
+        close(one, other, 0)
+    close(direct.positions, gathered.positions, 0)
+    close(direct.mask, gathered.mask, 0)
     assert direct.is_causal == gathered.is_causal
     pairs = list(zip(direct.tiles(4), gathered.tiles(4), strict=True))
     assert len(pairs) == 2
@@ -379,6 +377,6 @@ def test_a_layer_is_updated_once_after_each_reserve(group: type[CacheGroup]) -> 
 
 
 def test_a_direct_group_needs_blocks() -> None:
-    store = DenseStore(2, 1, 2, 8, 6, 6)
-    with pytest.raises(ValueError, match="slots of a Paged placement, got a Contiguous; use Cache"):
+    store = DenseStore(LayerKind(2, 6, 6), 2, 1, 8)
+    with pytest.raises(ValueError, match="slots in blocks, got a Contiguous placement; use CacheGroup"):
         DirectGroup(Contiguous(1, 8), store)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from kvbook.cache.block_key import Identity
 from kvbook.cache.blocks import BlockPool
 from kvbook.cache.prefix import CachedSequence, PrefixCache
 
@@ -11,9 +12,11 @@ def new(blocks: int = 12, block_size: int = 4, **options: Any) -> PrefixCache:
     return PrefixCache(BlockPool(blocks, block_size), options.pop("fingerprint", "toy"), **options)
 
 
-def computed(prefix: PrefixCache, tokens: Sequence[int], **options: Any) -> CachedSequence:
+def computed(
+    prefix: PrefixCache, tokens: Sequence[int], resumed: bool = False, **identity: Any
+) -> CachedSequence:
     """A sequence whose prompt has been through the model."""
-    sequence = prefix.begin(tokens, **options)
+    sequence = prefix.begin(tokens, Identity(**identity), resumed=resumed)
     prefix.commit(sequence, len(tokens))
     return sequence
 

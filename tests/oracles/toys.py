@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbook.cache import CacheGroup, Contiguous, DenseStore, KVCache, Recompute
+from kvbook.cache import CacheGroup, Contiguous, DenseStore, KVCache, LayerKind, Recompute
 from kvbook.config import LatentConfig, ModelConfig
 from kvbook.model.attention import attend
 from kvbook.model.transformer import Transformer
@@ -178,8 +178,13 @@ def unchanged(cache: KVCache, before: Snapshot) -> bool:
 
 def probe_cache(rows: int, capacity: int, window: int | None = None) -> KVCache:
     """One layer, two KV heads, as wide as it is long: a value can name any position."""
-    store = DenseStore(1, rows, 2, capacity, capacity, capacity, torch.float64)
-    return KVCache(CacheGroup(Contiguous(rows, capacity), store, window))
+    kind = LayerKind(2, capacity, capacity, torch.float64, window)
+    return KVCache(CacheGroup(Contiguous(rows, capacity), DenseStore(kind, 1, rows, capacity)))
+
+
+def recompute(rows: int, window: int | None = None) -> Recompute:
+    """The same layer without a cache."""
+    return Recompute(rows, [LayerKind(2, 6, 6, torch.float64, window)])
 
 
 def weights_by_position(

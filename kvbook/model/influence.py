@@ -44,7 +44,7 @@ def visibility(view: View, heads: int, T: int, attend: Attend = attend) -> Tenso
     Queries are zero and values are the identity, so row i is 1/n on exactly the n positions that
     query i may see, and 0 elsewhere.
     """
-    keys = view.keys
+    keys, _ = view.read()
     B, Hkv, S, D = keys.shape
     eye = torch.eye(S, dtype=keys.dtype, device=keys.device).expand(B, Hkv, S, S)
     by_position = KVView(keys, eye, view.positions, view.mask, view.is_causal)
