@@ -24,6 +24,7 @@ from kvbook.measure.peaks import DTYPES, probe
 from kvbook.measure.record import save_record
 from kvbook.measure.steps import StepTiming, measure_step
 from kvbook.measure.timing import format_seconds
+from kvbook.model.target import usable_device
 from kvbook.model.transformer import Transformer
 
 SHAPE_OF = "SmolLM2-135M, random weights"
@@ -80,13 +81,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def find_device(name: str | None) -> torch.device:
-    if name is None:
-        return default_device()
-    try:
-        return torch.empty(1, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"--device {name!r} cannot be used here: {reason:.120}") from error
+    return default_device() if name is None else usable_device(name, "--device")
 
 
 def steps(options: argparse.Namespace, device: torch.device) -> Iterator[StepTiming]:

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
+from kvbook.model.target import usable_device
+
 
 class Clock(Protocol):
     """Marks points in time and tells how far apart they are."""
@@ -91,13 +93,19 @@ def default_device() -> torch.device:
     return torch.device("cpu")
 
 
+def chosen_device(device: torch.device | str | None = None) -> torch.device:
+    """``device``, or the default one; ``ValueError`` for one that cannot be used here."""
+    return default_device() if device is None else usable_device(device)
+
+
 def clock_for(device: torch.device | str | None = None) -> Clock:
     """The best clock of a device: its events where it has them, else the host's clock.
 
     Without a device, that of the accelerator if there is one: it also times work on the CPU
-    rightly. Events are recorded in the current stream of the current device.
+    rightly. Events are recorded in the current stream of the current device. ``ValueError`` for
+    a device that cannot be used here.
     """
-    device = default_device() if device is None else torch.device(device)
+    device = chosen_device(device)
     if device.type == "cpu":
         return HostClock()
     module = torch.get_device_module(device)

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from kvbook.model.target import usable_device
+
 CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 KIB = {"K": 1, "M": 1024, "G": 1024**2}
 
@@ -22,7 +24,7 @@ def last_level_cache(device: torch.device | str = "cpu") -> int | None:
 
     CPU: the highest level that Linux lists for core 0, as a virtual machine shows it. CUDA: L2.
     """
-    device = torch.device(device)
+    device = usable_device(device)
     if device.type == "cpu":
         return cpu_last_level(CPU_CACHES)
     if device.type == "cuda":
@@ -50,7 +52,7 @@ def _bytes(text: str) -> int:
 
 def memory_of(device: torch.device | str = "cpu") -> int | None:
     """Bytes of main memory; ``None`` if the system does not say."""
-    device = torch.device(device)
+    device = usable_device(device)
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     if device.type == "cpu" and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
@@ -60,7 +62,7 @@ def memory_of(device: torch.device | str = "cpu") -> int | None:
 
 def device_name(device: torch.device | str = "cpu") -> str:
     """The name of the processor or accelerator."""
-    device = torch.device(device)
+    device = usable_device(device)
     if device.type == "cpu":
         return _cpu_name(Path("/proc/cpuinfo"))
     module = torch.get_device_module(device)
@@ -77,7 +79,7 @@ def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
     """What a number taken now was taken on: plain values that JSON can hold."""
     return {
         "device": device_name(device),
-        "device_type": torch.device(device).type,
+        "device_type": usable_device(device).type,
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "torch": str(torch.__version__),

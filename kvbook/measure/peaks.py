@@ -16,7 +16,7 @@ import torch
 from kvbook.accounting.formats import parse_format
 from kvbook.accounting.hardware import Hardware
 from kvbook.accounting.units import check_count
-from kvbook.measure.clock import Clock, clock_for, default_device
+from kvbook.measure.clock import Clock, chosen_device, clock_for
 from kvbook.measure.machine import last_level_cache, memory_of, provenance
 from kvbook.measure.timing import measure
 
@@ -43,7 +43,7 @@ def probe(
     Returns a ``Hardware`` whose provenance names the device, threads, versions, the date, and
     every rate that entered. Raises ``ValueError`` for a dtype that the device does not multiply.
     """
-    device = default_device() if device is None else torch.device(device)
+    device = chosen_device(device)
     clock = clock_for(device) if clock is None else clock
     names = [parse_format(dtype).name for dtype in dtypes]
     if not names:

@@ -1,7 +1,7 @@
 """A machine's numbers as a file.
 
-Knows: JSON, what a complete record holds, where the records that ship with kvbook lie. Does not
-know: how the numbers were taken.
+Knows: JSON, what a complete record holds, that no step is faster than its machine, where the
+records that ship with kvbook lie. Does not know: how the numbers were taken.
 """
 
 import json
@@ -15,6 +15,7 @@ from kvbook.accounting.formats import parse_format
 from kvbook.accounting.hardware import Hardware
 from kvbook.accounting.units import check_count
 from kvbook.measure.steps import StepTiming
+from kvbook.measure.timing import TooFastError, format_seconds
 
 FORMAT = 1  # of the file; a reader refuses any other
 SHIPPED = Path(__file__).parent / "records"
@@ -43,30 +44,40 @@ class Record:
 def save_record(
     path: str | Path, hardware: Hardware, model: str = "", steps: Sequence[StepTiming] = ()
 ) -> None:
-    """Write one JSON file; an existing one is replaced."""
+    """Write one JSON file; an existing one is replaced.
+
+    Raises ``ValueError`` for what ``load_record`` would refuse; nothing is written then.
+    """
+    _check_machine(hardware, steps)
+    if not isinstance(model, str):
+        raise ValueError(f"model must be text that says what the steps are of, got {model!r:.80}")
     content = {
         "format": FORMAT,
         "hardware": asdict(hardware),
         "model": model,
         "steps": [asdict(step) for step in steps],
     }
-    Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    Path(path).write_text(text, encoding="utf-8")
 
 
 def load_record(path: str | Path) -> Record:
-    """Read what ``save_record`` wrote. ``ValueError`` if the file is something else."""
+    """Read what ``save_record`` wrote.
+
+    ``ValueError`` if the file is something else, lacks a fact that a rate means nothing without,
+    or holds a step that needs more bytes or operations per second than the record's own peaks.
+    """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']!r}, not {FORMAT}")
         hardware = Hardware(**content["hardware"])
-        if not isinstance(hardware.provenance, dict):
-            raise ValueError(f"provenance must be a table of facts, got {hardware.provenance!r}")
-        missing = [fact for fact in FACTS if fact not in hardware.provenance]
-        if missing:
-            raise ValueError(f"its provenance lacks {', '.join(missing)}")
-        return Record(hardware, content["model"], tuple(_step(step) for step in content["steps"]))
-    except (KeyError, TypeError, ValueError) as error:
+        steps = tuple(_step(step) for step in content["steps"])
+        _check_machine(hardware, steps)
+        if not isinstance(content["model"], str):
+            raise ValueError(f"model must be text, got {content['model']!r:.80}")
+        return Record(hardware, content["model"], steps)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
         raise ValueError(
             f"{path} is no record of a machine ({type(error).__name__}: {error}); write one with "
             "python -m kvbook.measure --out FILE.json"
@@ -88,9 +99,34 @@ def load_records(folder: str | Path = SHIPPED) -> dict[str, Record]:
     return {path.stem: load_record(path) for path in paths}
 
 
+def _check_machine(hardware: Hardware, steps: Sequence[StepTiming]) -> None:
+    """Raise ``ValueError`` unless the facts are there and no step is faster than the machine."""
+    if not isinstance(hardware.provenance, dict):
+        raise ValueError(f"provenance must be a table of facts, got {hardware.provenance!r:.80}")
+    missing = [fact for fact in FACTS if fact not in hardware.provenance]
+    if missing:
+        raise ValueError(f"its provenance lacks {', '.join(missing)}")
+    for step in steps:
+        _check_step(step)
+        if step.dtype not in hardware.peak_flops:
+            peak, limit = "bandwidth", step.moved_bytes / hardware.bandwidth
+        else:
+            bound = hardware.bound(step.flops, step.moved_bytes, step.dtype)
+            peak, limit = f"{bound.limited_by} peak", bound.seconds
+        if step.seconds < limit:
+            raise TooFastError(
+                f"the step {step.label!r} took {format_seconds(step.seconds)}, but by the record's "
+                f"own {peak} it takes at least {format_seconds(limit)}; measure both again on the "
+                "same machine"
+            )
+
+
 def _step(fields: Mapping[str, Any]) -> StepTiming:
-    """One timed step, checked: a file can be edited, and JSON of Python admits NaN."""
-    step = StepTiming(**{**fields, "quartiles": tuple(fields["quartiles"])})
+    return StepTiming(**{**fields, "quartiles": tuple(fields["quartiles"])})
+
+
+def _check_step(step: StepTiming) -> None:
+    """A file can be edited, and JSON of Python admits NaN."""
     for name, low in (("T", 1), ("S", 0), ("batch", 1), ("flops", 1), ("moved_bytes", 1)):
         check_count(name, getattr(step, name), low)
     if parse_format(step.dtype).name != step.dtype:
@@ -98,6 +134,9 @@ def _step(fields: Mapping[str, Any]) -> StepTiming:
     if len(step.quartiles) != 2:
         raise ValueError(f"quartiles must be two numbers, got {step.quartiles}")
     for seconds in (step.seconds, *step.quartiles):
-        if not (seconds > 0 and math.isfinite(seconds)):
-            raise ValueError(f"seconds must be finite and above 0, got {seconds!r}")
-    return step
+        if type(seconds) not in (int, float) or not (seconds > 0 and math.isfinite(seconds)):
+            raise ValueError(f"seconds must be finite and above 0, got {seconds!r:.80}")
+    if not step.quartiles[0] <= step.seconds <= step.quartiles[1]:
+        raise ValueError(
+            f"the median must lie between the quartiles, got {step.seconds} beside {step.quartiles}"
+        )

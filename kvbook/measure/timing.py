@@ -14,7 +14,7 @@ import torch
 
 from kvbook.accounting.hardware import Bound
 from kvbook.accounting.units import check_count, format_bytes
-from kvbook.measure.clock import Clock, clock_for, default_device, nothing
+from kvbook.measure.clock import Clock, chosen_device, clock_for, nothing
 from kvbook.measure.machine import last_level_cache
 
 MOST_REPETITIONS = 1_000
@@ -106,14 +106,14 @@ def measure(
 
     ``bound`` is the least time by a stated hardware, ``Hardware.bound(flops, bytes, dtype)``. A
     median below it by more than ``tolerance``, a part of the bound that allows for the noise of a
-    measured peak, raises ``TooFastError``. Raises ``ValueError`` for a negative or zero count and
-    for a function that is too short for the clock.
+    measured peak, raises ``TooFastError``. Raises ``ValueError`` for a negative or zero count, for
+    a device that cannot be used here and for a function that is too short for the clock.
 
     >>> measure(lambda: sum(range(1000)), repetitions=5).median < 1
     True
     """
     settings = _Settings(before, warmup, repetitions, least_seconds)
-    device = default_device() if device is None else device
+    device = chosen_device(device)
     clock = clock_for(device) if clock is None else clock
     if working_set is not None:
         check_count("working_set", working_set)
@@ -143,6 +143,7 @@ def compare(
     settings = _Settings(before, warmup, repetitions, least_seconds)
     if not fns:
         raise ValueError("compare() was given no functions; name at least one")
+    device = chosen_device(device)
     clock = clock_for(device) if clock is None else clock
     times = _repeat(fns, clock, settings)
     return {name: Timing(tuple(taken), clock.name) for name, taken in times.items()}

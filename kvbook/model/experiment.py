@@ -7,6 +7,7 @@ change is right and which is wrong.
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from numbers import Real
 
 from torch import Tensor
 
@@ -69,9 +70,14 @@ def verdict(error: float | Tensor, rounding: float = 1e-10, clear: float = 1e-3)
     """``"ok"`` for an error below ``rounding``; ``"BROKEN"`` for one from ``clear`` on, or NaN.
 
     Raises ``ValueError`` for an error between the two: it would be neither rounding nor a clear
-    break, and the experiment should be made sharper.
+    break, and the experiment should be made sharper. Also for what is no error: several numbers,
+    a number below 0, bounds in the wrong order.
     """
-    error = float(error)
+    if not 0 <= rounding <= clear:
+        raise ValueError(
+            f"bounds must be 0 <= rounding <= clear, got rounding {rounding!r} and clear {clear!r}"
+        )
+    error = _one_number(error)
     if error < rounding:
         return "ok"
     if error < clear:
@@ -80,3 +86,16 @@ def verdict(error: float | Tensor, rounding: float = 1e-10, clear: float = 1e-3)
             f"(from {clear:.0e}); use float64 or a stronger change"
         )
     return "BROKEN"
+
+
+def _one_number(error: float | Tensor) -> float:
+    if isinstance(error, Tensor):
+        single = error.numel() == 1 and error.is_floating_point()
+    else:
+        single = isinstance(error, Real) and not isinstance(error, bool)
+    if not single or error < 0:
+        raise ValueError(
+            f"an error is one number from 0 on, got {error!s:.80}; take .abs().max() of a "
+            "difference"
+        )
+    return float(error)

@@ -8,7 +8,6 @@ error that names it. The whole list is checked before the first tensor is read. 
 hold nothing but data are read: a pickled file can run code when it is opened.
 """
 
-import json
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,8 +20,11 @@ from torch import Tensor
 from kvbook.config import LatentConfig, ModelConfig
 from kvbook.errors import UnsupportedModelError, WeightFileError
 from kvbook.model.download import smollm2_gguf
+from kvbook.model.gguf_config import gguf_config
 from kvbook.model.gguf_file import GGUFFile
+from kvbook.model.json_file import read_object
 from kvbook.model.rope import Rope
+from kvbook.model.target import float_dtype, usable_device
 from kvbook.model.transformer import Transformer
 
 # kvbook's parameter -> the file's tensors whose rows, one after the other, make it up.
@@ -64,6 +66,7 @@ GGUF_MODEL = {
     "head.weight": ["output.weight"],
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+STORED = ("F64", "F32", "F16", "BF16")  # in a safetensors file
 
 
 class WeightSource(Protocol):
@@ -79,8 +82,10 @@ def load_smollm2(
 ) -> Transformer:
     """SmolLM2-135M-Instruct with its released 4-bit weights, decoded: 134.5 million numbers.
 
-    The file is fetched the first time (93 MB). Errors are those of ``smollm2_gguf``.
+    The file is fetched the first time (93 MB). Errors are those of ``smollm2_gguf``, and
+    ``ValueError`` for a device that cannot be used here or a dtype that no model computes in.
     """
+    dtype, device = float_dtype(dtype), usable_device(device)
     return _load_gguf(smollm2_gguf(), dtype, device)
 
 
@@ -91,31 +96,48 @@ def load_folder(
 
     ``dtype=None`` takes the one that the config names, or float32 if it names none.
     Raises ``UnsupportedModelError`` for an architecture that kvbook does not build, and
-    ``WeightFileError`` for missing, damaged, unexpected or misshapen content.
+    ``WeightFileError`` for missing, damaged, unexpected or misshapen content; ``ValueError`` for a
+    device that cannot be used here or a dtype that no model computes in.
     """
+    device = usable_device(device)
+    if dtype is not None:
+        float_dtype(dtype)
     folder = Path(path)
     file = folder / "config.json"
     if not file.is_file():
         raise WeightFileError(
             f"there is no {file}. Give a folder with config.json and .safetensors files."
         )
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise WeightFileError(f"{file} is not JSON ({error}). Fetch it again.") from error
+    fields = read_object(file)
     config = ModelConfig.from_hf(fields)
     if dtype is None:
         dtype = _config_dtype(fields)
     latent = config.latent
     plain_query = latent is not None and latent.q_rank is None
     block = HF_BLOCK_PLAIN_QUERY if plain_query else HF_BLOCK
-    plan = _plan(config, HF_MODEL, block, "model.layers.{}.")
     with SafetensorsFolder(folder) as source:
+        if config.n_layers > len(source.shapes):
+            raise WeightFileError(
+                f"{file} states {config.n_layers:,} layers, but the files hold "
+                f"{len(source.shapes):,} tensors. Fetch the weights and config.json of the same "
+                "model again."
+            )
+        plan = _plan(config, HF_MODEL, block, "model.layers.{}.")
         _drop_redundant(source, config)
         read: Callable[[str], Tensor] = source.read
-        if latent is not None and fields.get("rope_interleave", True):
+        if latent is not None and _pairs_neighbors(fields):
             read = _latent_reader(source, latent)
         return _build(config, plan, source, read, dtype, device)
+
+
+def _pairs_neighbors(fields: dict[str, Any]) -> bool:
+    named = fields.get("rope_interleave", True)
+    if not isinstance(named, bool):
+        raise UnsupportedModelError(
+            f"rope_interleave is {named!r:.80} in the config; allowed: true, false, or no such "
+            "field, which means true"
+        )
+    return named
 
 
 def _latent_reader(source: WeightSource, latent: LatentConfig) -> Callable[[str], Tensor]:
@@ -145,7 +167,8 @@ def _latent_reader(source: WeightSource, latent: LatentConfig) -> Callable[[str]
 class SafetensorsFolder:
     """The safetensors files of one folder, opened together: a context manager.
 
-    ``shapes``: tensor name -> shape.
+    ``shapes``: tensor name -> shape. Raises ``WeightFileError`` for a file that is damaged, and
+    for a tensor that is stored in no floating-point format: integers are codes of a quantization.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -176,8 +199,14 @@ class SafetensorsFolder:
                 raise WeightFileError(
                     f"tensor {name!r} is in two files of {self.folder}. Keep one set of files."
                 )
+            part = file.get_slice(name)
+            if part.get_dtype() not in STORED:
+                raise WeightFileError(
+                    f"tensor {name!r:.80} of {path} is stored as {part.get_dtype()}; allowed: "
+                    f"{', '.join(STORED)}. Fetch the model without quantization."
+                )
             self._files[name] = file
-            self.shapes[name] = tuple(file.get_slice(name).get_shape())
+            self.shapes[name] = tuple(part.get_shape())
 
     def read(self, name: str) -> Tensor:
         return self._files[name].get_tensor(name)
@@ -186,11 +215,7 @@ class SafetensorsFolder:
 def _safetensors_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        outside = [name for name in names if Path(name).name != name]
-        if outside:
-            raise WeightFileError(f"{index} names files outside the folder: {outside}")
-        return [folder / name for name in names]
+        return [folder / name for name in _indexed_files(index)]
     files = sorted(folder.glob("*.safetensors"))
     if len(files) == 1:
         return files
@@ -208,11 +233,35 @@ def _safetensors_files(folder: Path) -> list[Path]:
     raise WeightFileError(f"{folder} has no .safetensors file. Give a folder that has one.")
 
 
+def _indexed_files(index: Path) -> list[str]:
+    """The names of the files that an index lists, each once."""
+    named = read_object(index).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
+        raise WeightFileError(
+            f"{index} has no weight_map from tensors to file names, got {named!r:.80}. Fetch it "
+            "again."
+        )
+    names = sorted(set(named.values()))
+    outside = [name for name in names if Path(name).name != name]
+    if outside:
+        raise WeightFileError(
+            f"{index} names files outside the folder: {outside[:3]!r:.200}. Fetch it again."
+        )
+    wrong = [name for name in names if not name.endswith(".safetensors") or "\0" in name]
+    if wrong or not names:
+        raise WeightFileError(
+            f"{index} names {wrong[:3]!r:.200}; it must name .safetensors files. Fetch it again."
+        )
+    return names
+
+
 def _config_dtype(fields: dict[str, Any]) -> torch.dtype:
-    name = fields.get("dtype") or fields.get("torch_dtype") or "float32"
-    if name not in DTYPES:
+    """``dtype``; older configs call it ``torch_dtype``, which counts where the other is absent."""
+    named = [fields.get("dtype"), fields.get("torch_dtype"), "float32"]
+    name = next(name for name in named if name is not None)
+    if not isinstance(name, str) or name not in DTYPES:
         raise UnsupportedModelError(
-            f"the config asks for dtype {name!r}; allowed: {', '.join(DTYPES)}. Pass dtype=..."
+            f"the config asks for dtype {name!r:.80}; allowed: {', '.join(DTYPES)}. Pass dtype=..."
         )
     return DTYPES[name]
 
@@ -234,7 +283,7 @@ def _drop_redundant(source: SafetensorsFolder, config: ModelConfig) -> None:
 
 def _load_gguf(path: Path, dtype: torch.dtype, device: torch.device | str) -> Transformer:
     source = GGUFFile(path)
-    config = _gguf_config(source)
+    config = gguf_config(source)
     plan = _plan(config, GGUF_MODEL, GGUF_BLOCK, "blk.{}.")
 
     def read(name: str) -> Tensor:
@@ -244,30 +293,6 @@ def _load_gguf(path: Path, dtype: torch.dtype, device: torch.device | str) -> Tr
         return tensor
 
     return _build(config, plan, source, read, dtype, device)
-
-
-def _gguf_config(source: GGUFFile) -> ModelConfig:
-    fields = source.metadata
-    kind = fields.get("general.architecture")
-    if kind != "llama" or "rope_freqs.weight" in source.shapes:
-        raise UnsupportedModelError(
-            f"{source.path} holds architecture {kind!r}; allowed: 'llama' with plain rotary "
-            "frequencies. Use the model's Hugging Face folder."
-        )
-    n_heads, d_model = fields["llama.attention.head_count"], fields["llama.embedding_length"]
-    return ModelConfig(
-        vocab_size=source.shapes["token_embd.weight"][0],
-        d_model=d_model,
-        n_layers=fields["llama.block_count"],
-        n_heads=n_heads,
-        n_kv_heads=fields["llama.attention.head_count_kv"],
-        head_dim=d_model // n_heads,
-        d_mlp=fields["llama.feed_forward_length"],
-        max_positions=fields["llama.context_length"],
-        norm_eps=fields["llama.attention.layer_norm_rms_epsilon"],
-        rope_theta=fields["llama.rope.freq_base"],
-        tied_embeddings="output.weight" not in source.shapes,
-    )
 
 
 def _halves(rows: Tensor, head_dim: int) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from oracles.fake_device import FakeDevice
 
-from kvbook import stream_cached, toy_model
+from kvbook import BlockPool, PrefixCache, stream_cached, stream_with_prefix, toy_model
 from kvbook.measure import Clock, GenerationTiming, measure_generation
 
 both_clocks = pytest.mark.parametrize(
@@ -95,6 +95,59 @@ def test_a_real_stream_is_timed_to_its_end() -> None:
     assert taken.batch == 2
 
 
+# ---- A prefix cache
+
+
+def test_what_is_found_is_not_computed() -> None:
+    """992 of 1,000 prompt tokens found, the first token after 10 ms: 800 tokens/s, not 100,000."""
+    taken = GenerationTiming((1000,), ((0.01,),), "made up", found_tokens=(992,))
+    assert taken.computed_tokens == (8,)
+    assert taken.prefill_tokens_per_second == pytest.approx(800)
+
+
+def test_without_a_prefix_cache_everything_is_computed() -> None:
+    taken = GenerationTiming((1000, 24), ((0.5,), (0.25,)), "made up")
+    assert taken.computed_tokens == (1024, 1024)
+
+
+def test_the_rate_is_of_each_run_with_what_it_found() -> None:
+    taken = GenerationTiming((100,), ((1.0,), (0.5,), (0.5,)), "made up", (0, 90, 60))
+    assert taken.computed_tokens == (100, 10, 40)
+    assert taken.prefill_tokens_per_second == 80  # of 100, 20 and 80
+
+
+@pytest.mark.parametrize(("warmup", "found"), [(0, (0, 8, 8)), (1, (8, 8, 8))])
+def test_a_stream_over_a_prefix_cache_reports_what_each_run_found(
+    warmup: int, found: tuple[int, ...]
+) -> None:
+    """Blocks of 4, a prompt of 11: the first two blocks are found from the second run on."""
+    model, pool = toy_model(), BlockPool(8, 4)
+    cache, prefix = model.new_paged_cache(1, pool), PrefixCache(pool, "toy, seed 0")
+    prompt = list(range(11))
+    prefix.end(prefix.begin([60, 61]))  # somebody else's prompt, before
+    taken = measure_generation(
+        lambda: stream_with_prefix(model, prompt, 3, cache, prefix),
+        [11], warmup=warmup, device="cpu", prefix=prefix,
+    )  # fmt: skip
+    assert taken.found_tokens == found
+    assert taken.computed_tokens == tuple(11 - tokens for tokens in found)
+
+
+@pytest.mark.parametrize(("lengths", "began"), [([12], 1), ([6, 5], 1), ([11], 2)])
+def test_a_prefix_cache_that_began_something_else_is_refused(
+    lengths: list[int], began: int
+) -> None:
+    prefix = PrefixCache(BlockPool(8, 4), "toy, seed 0")
+
+    def start() -> Iterator[int]:
+        for _ in range(began):
+            prefix.end(prefix.begin(range(11)))
+        return iter([1, 2])
+
+    with pytest.raises(ValueError, match=rf"a run began {began} prompts of {11 * began} tokens"):
+        measure_generation(start, lengths, clock=FakeDevice().host_clock(), prefix=prefix)
+
+
 def test_one_token_has_a_first_but_no_rate() -> None:
     device = FakeDevice()
     taken = measure_generation(lambda: stream(device, 1.0, 1.0, 1), [8], clock=device.host_clock())
@@ -106,7 +159,10 @@ def test_one_token_has_a_first_but_no_rate() -> None:
 @pytest.mark.parametrize(
     ("lengths", "how", "message"),
     [
-        ([], {}, "prompt_lengths is empty"),
+        ([], {}, r"prompt_lengths must list the number of tokens of each prompt, got \[\]"),
+        (5, {}, "prompt_lengths must list the number of tokens of each prompt, got 5"),
+        (None, {}, "prompt_lengths must list the number of tokens of each prompt, got None"),
+        ([3, 1.5], {}, "a prompt length must be a whole number at least 1, got 1.5"),
         ([3, 0], {}, "a prompt length must be at least 1, got 0"),
         ([3], {"warmup": -1}, "warmup must be at least 0, got -1"),
         ([3], {"repetitions": 0}, "repetitions must be at least 1, got 0"),

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from kvbook import measure, plots
 from kvbook.accounting import Hardware
-from kvbook.measure import Record, load_record, load_records, save_record
+from kvbook.measure import Record, TooFastError, load_record, load_records, save_record
 from kvbook.measure.record import SHIPPED
 from kvbook.measure.steps import StepTiming
 
@@ -145,6 +146,8 @@ def without(fact: str) -> Callable[[Any], None]:
         (in_step("seconds", float("inf")), "seconds must be finite and above 0, got inf"),
         (in_step("quartiles", [1.0]), r"quartiles must be two numbers, got \(1.0,\)"),
         (in_step("quartiles", [0.1, -1.0]), "seconds must be finite and above 0, got -1.0"),
+        (in_step("quartiles", [0.0041, 0.0043]), "the median must lie between the quartiles"),
+        (in_step("quartiles", [0.0031, 0.0039]), "the median must lie between the quartiles"),
         (in_step("dtype", "bf16"), "write 'bfloat16' for 'bf16'"),
         (in_step("dtype", "float31"), "unknown dtype 'float31'"),
         (in_step("speed", 1), "unexpected keyword argument 'speed'"),
@@ -163,6 +166,74 @@ def test_a_record_that_cannot_be_right_is_refused(
     file = write(tmp_path, "spoiled.json", content)
     with pytest.raises(ValueError, match=rf"(?s)spoiled\.json is no record.*{message}"):
         load_record(file)
+
+
+# ---- No step is faster than its machine: 4 TB/s, 50 TFLOP/s in float32, 800 in bfloat16
+
+
+def step(**changes: Any) -> StepTiming:
+    fields = {**CUDA["steps"][1], **changes}
+    return StepTiming(**{**fields, "quartiles": (fields["seconds"],) * 2})
+
+
+TOO_FAST = [
+    # 4 GB in 0.9 ms are 4.4 TB/s.
+    (step(moved_bytes=4_000_000_000, seconds=0.0009), "bandwidth|memory", "900 µs", "1 ms"),
+    # 10^11 operations in 1 ms are 100 TFLOP/s.
+    (step(flops=100_000_000_000, seconds=0.001), "compute", "1 ms", "2 ms"),
+    # A dtype without a peak has the bandwidth all the same.
+    (step(dtype="float16", moved_bytes=4_000_000_000, seconds=0.0009), "bandwidth", "900 µs",
+     "1 ms"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fast", "limit", "took", "least"), TOO_FAST)
+def test_a_step_that_beats_its_machine_is_neither_written_nor_read(
+    tmp_path: Path, fast: StepTiming, limit: str, took: str, least: str
+) -> None:
+    record = load_record(write(tmp_path, "good.json"))
+    file = tmp_path / "new.json"
+    said = rf"'decode after 512' took {took}, but by .*({limit}).* at least {least}; measure both"
+    with pytest.raises(TooFastError, match=said):
+        save_record(file, record.hardware, record.model, [*record.steps, fast])
+    assert not file.exists()
+    content = {**CUDA, "steps": [CUDA["steps"][0], asdict(fast)]}
+    with pytest.raises(ValueError, match=rf"edited\.json is no record .*{said}"):
+        load_record(write(tmp_path, "edited.json", content))
+
+
+def test_a_step_at_exactly_the_peak_is_possible(tmp_path: Path) -> None:
+    record = load_record(write(tmp_path, "good.json"))
+    fastest = step(moved_bytes=4_000_000_000, seconds=0.001)
+    save_record(tmp_path / "new.json", record.hardware, "a model", [fastest])
+    assert load_record(tmp_path / "new.json").steps == (fastest,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seconds": float("nan")}, "seconds must be finite and above 0, got nan"),
+        ({"seconds": True}, "seconds must be finite and above 0, got True"),
+        ({"T": 0}, "T must be at least 1, got 0"),
+        ({"dtype": "bf16"}, "write 'bfloat16' for 'bf16'"),
+    ],
+)
+def test_what_cannot_be_read_back_is_not_written(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    record = load_record(write(tmp_path, "good.json"))
+    old = write(tmp_path, "old.json")
+    before = old.read_bytes()
+    with pytest.raises(ValueError, match=message):
+        save_record(old, record.hardware, record.model, [step(**changes)])
+    assert old.read_bytes() == before
+
+
+def test_a_machine_without_its_facts_is_not_written(tmp_path: Path) -> None:
+    bare = Hardware("x", {"float32": 1.0}, 1.0, None, "")
+    with pytest.raises(ValueError, match="its provenance lacks device, device_type, threads"):
+        save_record(tmp_path / "new.json", bare)
+    assert not (tmp_path / "new.json").exists()
 
 
 # ---- The figure

@@ -74,13 +74,19 @@ def test_work_left_over_in_the_queue_is_not_counted(make_clock: MakeClock) -> No
     assert taken.seconds == pytest.approx([0.5] * 15)
 
 
+def pretend(monkeypatch: pytest.MonkeyPatch, module: object) -> None:
+    """Let every device be there, and be run by ``module``."""
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr("kvbook.measure.clock.usable_device", torch.device)
+
+
 def test_a_cpu_needs_no_waiting_and_an_accelerator_gets_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert clock_for("cpu") == HostClock()
     asked = []
     module = SimpleNamespace(Event=lambda **how: asked.append(how))
-    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    pretend(monkeypatch, module)
     clock = clock_for("cuda")
     assert isinstance(clock, EventClock)
     clock.new_event()
@@ -92,7 +98,7 @@ def test_an_accelerator_without_events_is_drained_before_the_host_clock_is_read(
 ) -> None:
     device = FakeDevice()
     module = SimpleNamespace(synchronize=device.wait)
-    monkeypatch.setattr(torch, "get_device_module", lambda name: module)
+    pretend(monkeypatch, module)
     clock = clock_for("mtia")
     assert clock.name == "host clock"
     clock.mark()

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
+from itertools import count
 
 import pytest
 import torch
@@ -72,7 +74,11 @@ Text = tuple[Tensor, KVCache | None, int]
     ("given", "message"),
     [
         (lambda m: (TOKENS[:1], None, 8), "give at least 2"),
-        (lambda m: (TOKENS[None], None, 8), "shape"),
+        (lambda m: (TOKENS[None], None, 8), r"shape \(n,\), got \(1, 20\)"),
+        (lambda m: (TOKENS[0], None, 8), r"shape \(n,\), got \(\)"),
+        (lambda m: (TOKENS.tolist(), None, 8), r"shape \(n,\), got \[\d+, "),
+        (lambda m: (None, None, 8), r"shape \(n,\), got None"),
+        (lambda m: (TOKENS, "mine", 8), "cache must be a KVCache or None, got 'mine'"),
         (lambda m: (TOKENS.float(), None, 8), "int64"),
         (lambda m: (TOKENS + 29, None, 8), "from 0 to 28"),
         (lambda m: (TOKENS, None, 0), "chunk must be a positive integer, got 0"),
@@ -99,6 +105,102 @@ def test_nor_does_one_with_more_tokens_than_positions() -> None:
     with pytest.raises(CacheFullError, match="19 tokens, but the model has 18 positions"):
         token_losses(toy(max_positions=18), TOKENS, cache, chunk=4)
     assert cache.lengths == (0,)
+
+
+# ---- What is computed in which dtype
+
+
+def test_the_loss_is_computed_in_float64_from_logits_of_any_dtype() -> None:
+    """In bfloat16 itself the losses of a text would be rounded to three digits."""
+    model = toy(torch.bfloat16)
+    logits = model(TOKENS[None, :-1])[0]
+    losses = token_losses(model, TOKENS)
+    assert (losses - surprise(logits.double(), TOKENS[1:])).abs().max() < 1e-12
+    rounded = surprise(logits, TOKENS[1:]).double()
+    assert (losses - rounded).abs().max() > 1e-3
+
+
+# ---- A NaN is no loss
+
+
+def spoiled(part: str, value: float, layer: int = 0) -> Transformer:
+    """A copy of the toy with one number of a weight changed; the query rows come first."""
+    model = deepcopy(toy())
+    model.blocks[layer].get_parameter(part)[0, 0] = value
+    return model
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("part", ["attention.qkv.weight", "mlp.down.weight"])
+def test_a_nan_in_a_weight_is_noticed(part: str, layer: int) -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        token_losses(spoiled(part, math.nan, layer), TOKENS)
+
+
+def test_a_nan_that_fused_attention_hides_is_noticed() -> None:
+    """pytorch/pytorch#141128: without the check the losses are finite, and wrong."""
+    model = spoiled("attention.qkv.weight", math.nan, layer=1)
+    assert model(TOKENS[None, :2]).isfinite().all(), "hidden from who looks at the logits only"
+    with pytest.raises(ValueError, match=r"attention was given NaN in its queries of shape"):
+        token_losses(model, TOKENS, chunk=2)
+
+
+def test_infinite_logits_are_noticed() -> None:
+    model = deepcopy(toy())
+    model.head.weight[3] = math.inf
+    with pytest.raises(ValueError, match="19 of 19 losses of tokens 1 to 19 are NaN"):
+        token_losses(model, TOKENS)
+
+
+def test_a_nan_in_the_past_is_noticed_and_the_past_stays() -> None:
+    cache = toy().new_cache(1, n)
+    token_losses(toy(), TOKENS[:8], cache)
+    keys, _ = cache.entries(1)
+    for tensor in cache.tensors:
+        tensor[tensor == keys[0, 3, 2]] = math.nan
+    with pytest.raises(ValueError, match="NaN in its keys"):
+        token_losses(toy(), TOKENS[7:], cache)
+    assert cache.lengths == (7,)
+
+
+# ---- What fails midway
+
+
+class Stopped(Exception):
+    """Anything that a user's machine may throw."""
+
+
+def failing_in_the_third_pass(model: Transformer) -> Transformer:
+    """Layer 1 of a copy gives up after the third pass has written layer 0."""
+    model, passes = deepcopy(model), count(1)
+
+    def give_up(*_: object) -> None:
+        if next(passes) == 3:
+            raise Stopped
+
+    model.blocks[1].register_forward_pre_hook(give_up)
+    return model
+
+
+def test_a_failure_midway_takes_the_cache_back() -> None:
+    cache = toy().new_cache(1, n)
+    token_losses(toy(), TOKENS[:4], cache)
+    with pytest.raises(Stopped):
+        token_losses(failing_in_the_third_pass(toy()), TOKENS[3:], cache, chunk=5)
+    assert cache.lengths == (3,)
+    rest = token_losses(toy(), TOKENS[3:], cache)
+    assert (rest - EXPECTED[3:]).abs().max() < 1e-12
+
+
+def test_a_failure_that_a_window_cannot_take_back_says_so() -> None:
+    seen = with_window(toy(), 2)
+    cache = seen.new_cache(1, n, rollback=1)
+    token_losses(seen, TOKENS[:4], cache)
+    with pytest.raises(Stopped) as caught:
+        token_losses(failing_in_the_third_pass(seen), TOKENS[3:], cache, chunk=5)
+    (note,) = caught.value.__notes__
+    assert note.startswith("the cache could not be taken back to 3 tokens")
+    assert note.endswith("reset() it, or make a new one")
 
 
 # ---- A window on a model

@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -181,6 +182,36 @@ def test_a_chat_with_an_unknown_role_is_refused(messages: list[dict[str, str]]) 
         smollm2_chat(messages)
 
 
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        (None, "None"),
+        ([{"type": "text", "text": "Hi"}], r"\[\{'text': 'Hi', 'type': 'text'\}\]"),
+        (7, "7"),
+        (b"Hi", "b'Hi'"),
+        ({}, r"\{\}"),
+    ],
+)
+def test_a_content_that_is_no_text_is_refused(content: object, shown: str) -> None:
+    """Blaizzy/mlx-vlm#1864, langfuse/langfuse-python#1894: "None" and a list inside the prompt."""
+    good = {"role": "user", "content": "Hi"}
+    with pytest.raises(ValueError, match=f"message 1 has the content {shown}; allowed: text"):
+        smollm2_chat([good, {"role": "user", "content": content}])  # type: ignore[dict-item]
+
+
+def test_a_message_without_content_is_refused() -> None:
+    with pytest.raises(ValueError, match="message 0 has the content None"):
+        smollm2_chat([{"role": "user"}])
+
+
+@pytest.mark.parametrize(
+    "messages", [None, "Hi", {"role": "user", "content": "Hi"}, ["Hi"], [None], 3, b"Hi"]
+)
+def test_what_is_no_list_of_messages_is_refused(messages: object) -> None:
+    with pytest.raises(ValueError, match=r"messages must be a list of .*, got "):
+        smollm2_chat(messages)  # type: ignore[arg-type]
+
+
 # Folders
 
 
@@ -247,4 +278,4 @@ def test_a_damaged_tokenizer_file_is_named(folder: Path) -> None:
 def test_a_gguf_tokenizer_of_another_kind_is_refused() -> None:
     other = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}
     with pytest.raises(UnsupportedModelError, match=r"\('llama', 'default'\)"):
-        module._from_gguf(other)
+        module._from_gguf(SimpleNamespace(path="x", metadata=other))
