@@ -39,8 +39,8 @@ class CacheGroup:
     def _check_write_size(self, placement: Placement, store: Store) -> None:
         if store.write_size > 1:
             raise ValueError(
-                f"the store writes {store.write_size} tokens at a time, but tokens come one by one; "
-                "put a recent tail before it: TailedGroup"
+                f"the store writes {store.write_size} tokens at a time, but tokens come one by "
+                "one; put a recent tail before it: TailedGroup"
             )
 
     @property

@@ -124,13 +124,13 @@ class TailedGroup(CacheGroup):
         return keys, values
 
     def check_truncate(self, lengths: Sequence[int]) -> None:
+        size = self.store.write_size
         for row, length in enumerate(lengths):
-            if length < self.settled[row] and length % self.store.write_size:
+            if length < self.settled[row] and length % size:
                 raise ValueError(
                     f"row {row} cannot go back to {length} tokens: tokens up to "
-                    f"{self.settled[row]} are encoded in groups of {self.store.write_size}; go back to "
-                    f"a multiple of {self.store.write_size}, or make the tail longer than "
-                    f"{self.tail} tokens"
+                    f"{self.settled[row]} are encoded in groups of {size}; go back to a multiple "
+                    f"of {size}, or make the tail longer than {self.tail} tokens"
                 )
         self.placement.check_truncate(self._settled_after(lengths))
 

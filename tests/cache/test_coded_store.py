@@ -348,7 +348,7 @@ def test_groups_of_keys_and_values_must_nest() -> None:
     with pytest.raises(ValueError, match="of 4 tokens for keys and 6 for values do not nest"):
         quantized(INT8.per_channel(4), INT8.per_channel(6))(LayerKind(1, 6, 4), 1, 1, 12)
     nested = quantized(INT8.per_channel(2), INT8.per_channel(6))(LayerKind(1, 6, 4), 1, 1, 12)
-    assert nested.tile == 6
+    assert nested.write_size == 6
 
 
 @pytest.mark.parametrize("codec", ["int8", None, 8, True, torch.int8, CodedStore], ids=repr)
