@@ -84,7 +84,8 @@ class BlockPool:
         if n > len(free) + len(self._evictable):
             raise OutOfBlocksError(
                 f"{counted(n, 'block')} {'is' if n == 1 else 'are'} needed, but "
-                f"{self.available} of {self.blocks} are available; release blocks first, or make a larger pool"
+                f"{self.available} of {self.blocks} are available; release blocks first, or make "
+                "a larger pool"
             )
         taken = free[: -n - 1 : -1]  # from the top of the stack, n of them or all
         del free[-n:]
