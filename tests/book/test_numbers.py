@@ -189,9 +189,13 @@ def test_a_changed_alt_text_is_noticed() -> None:
 
 
 def test_a_number_in_a_table_has_the_unit_of_its_column() -> None:
-    lines = ["| B | size (KiB) | bytes per token |", "|---|---:|---:|", "| 8 | 24 | 64 tokens |"]
+    lines = [
+        "| B | size (KiB) | rows read | bytes |",
+        "|---|---:|---:|---:|",
+        "| 8 | 24 | 3 | 4 s |",
+    ]
     read = [(found.value, unit) for _, _, found, unit in units.of_lines(lines)]
-    assert read == [("8", ""), ("24", "KiB"), ("64", "tokens")]
+    assert read == [("8", ""), ("24", "KiB"), ("3", "rows"), ("4", "s")]
 
 
 @pytest.mark.parametrize("same", ["B bytes", "x ×", "× times", "% percent", "s seconds"])
