@@ -185,6 +185,13 @@ def test_a_changed_alt_text_is_noticed() -> None:
     assert "77 rows is in no code" in numbers.bind_chapter("01-sample", notebook)[1][0]
 
 
+def test_literals_of_plotting_code_are_no_evidence() -> None:
+    notebook = sample()
+    cell(notebook, "plot").source = "plot(777)"
+    cell(notebook, "statement").source += "\n\nIt takes 777 steps."
+    assert "777 steps is in no code" in numbers.bind_chapter("01-sample", notebook)[1][0]
+
+
 # Units -------------------------------------------------------------------------------------------
 
 
