@@ -36,6 +36,10 @@ CONVENTION: dict[str, tuple[Callable[[], Any], int, int]] = {
     "in place reads and writes": (lambda: X.mul_(1), 48, 48),
     "a copy does not read its target": (lambda: X.copy_(ROW), 16, 48),
     "filling writes": (lambda: X.fill_(1), 0, 48),
+    "zeroing too": (lambda: X.clone().zero_(), 48, 48 + 48),
+    "random numbers are written, uniform": (lambda: X.clone().uniform_(), 48, 48 + 48),
+    "random numbers are written, normal": (lambda: X.clone().normal_(), 48, 48 + 48),
+    "random numbers are written, whole": (lambda: X.clone().random_(), 48, 48 + 48),
     "out= is written only": (lambda: torch.add(X, 1, out=torch.empty(3, 4)), 48, 48),
     "an index reads what it takes": (lambda: TABLE[WHERE], 48 + 24, 48),
     "an embedding too": (lambda: torch.embedding(TABLE, WHERE), 48 + 24, 48),
@@ -179,10 +183,10 @@ def test_what_the_formula_leaves_out_term_by_term(batch: int, S: int) -> None:
     rotations = 4 * (B * (roll + times_cosine + add_times_sine) + 2 * D)
     gates = 4 * B * (128 + 192)
     tables = 2 * 2 * D  # one row of cosines and one of sines
-    # And in bytes of int64: one position made, clamped, then looked up twice; token ids checked.
-    positions, check = 8 + 16 + 2 * 8, 8 * B + 16 + 16
+    # And in bytes of int64: one position made, clamped, then looked up twice.
+    positions = 8 + 16 + 2 * 8
     left_over = sum(read + written for read, written in rest.values())
-    assert left_over == 4 * (norms + rotations + gates + tables) + positions + check
+    assert left_over == 4 * (norms + rotations + gates + tables) + positions
 
 
 def test_weights_are_read_once_for_all_rows_and_keys_for_each() -> None:

@@ -122,7 +122,7 @@ def test_a_stream_over_a_prefix_cache_reports_what_each_run_found(
 ) -> None:
     """Blocks of 4, a prompt of 11: the first two blocks are found from the second run on."""
     model, pool = toy_model(), BlockPool(8, 4)
-    cache, prefix = model.new_paged_cache(1, pool), PrefixCache(pool, "toy, seed 0")
+    cache, prefix = model.new_bound_cache(pool), PrefixCache(pool, "toy, seed 0")
     prompt = list(range(11))
     prefix.end(prefix.begin([60, 61]))  # somebody else's prompt, before
     taken = measure_generation(
