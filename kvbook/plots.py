@@ -1,13 +1,14 @@
-"""How figures look, in one place.
+"""How figures and tables look, in one place.
 
-Knows: matplotlib, how a roofline is drawn. Does not know: models, measurements.
+Knows: matplotlib, how a roofline is drawn, Markdown tables. Does not know: models, measurements.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import matplotlib as mpl
 from cycler import cycler
+from IPython.display import Markdown, display
 from matplotlib.axes import Axes
 from matplotlib_inline.backend_inline import set_matplotlib_formats
 
@@ -51,6 +52,22 @@ def style() -> None:
 def label_end(ax: Axes, x: float, y: float, text: str, color: str) -> None:
     """Name a curve at its right end, in its own color, instead of in a legend."""
     ax.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", color=color, va="center")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Show a table that every viewer sets as one. Numbers stand right, words left.
+
+    ``head`` names the columns, with units: "cache (KiB)". A cell is shown as ``str`` makes it, so
+    round and group numbers before. ``ValueError`` for a row of another length than ``head``.
+    """
+    lines = [[str(part) for part in row] for row in rows]
+    for line in lines:
+        if len(line) != len(head):
+            raise ValueError(f"row {line} has {len(line)} parts; the head has {len(head)}: {head}")
+    numeric = [all(line[i][:1].isdigit() for line in lines) for i in range(len(head))]
+    rule = ["---:" if right else "---" for right in numeric]
+    written = "\n".join(f"| {' | '.join(line)} |" for line in [list(head), rule, *lines])
+    display(Markdown(written))
 
 
 class Machine(Protocol):

@@ -12,10 +12,10 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from tools import notebooks, repository
+from tools import folding, notebooks, repository
 from tools.chapter import Chapter
 
-TAGS = {"hide-input", "hide-output", "nbval-ignore-output", "raises-exception"}
+TAGS = {*folding.FOLDS, *folding.HTML_TAGS, "nbval-ignore-output", "raises-exception"}
 ALT_LENGTH = 40
 
 _MACHINE_PATH = re.compile(
@@ -103,12 +103,25 @@ def known_tags(chapter: Chapter) -> list[str]:
 
 
 def hidden_alike(chapter: Chapter) -> list[str]:
-    """What the HTML hides, JupyterLab hides."""
+    """What one viewer folds, all three fold."""
     found = []
     for cell in chapter.code:
-        hidden = cell.metadata.get("jupyter", {}).get("source_hidden", False)
-        if hidden != ("hide-input" in _tags(cell)):
-            found.append(f"cell {cell.id}: tag hide-input and jupyter.source_hidden go together")
+        jupyter, tags = cell.metadata.get("jupyter", {}), set(_tags(cell))
+        code, output = (
+            bool(tags & {"hide-input", "hide-cell"}),
+            bool(tags & {"hide-output", "hide-cell"}),
+        )
+        if jupyter.get("source_hidden", False) != code:
+            found.append(f"cell {cell.id}: HTML and JupyterLab do not fold the same code")
+        if jupyter.get("outputs_hidden", False) != output:
+            found.append(f"cell {cell.id}: HTML and JupyterLab do not fold the same output")
+        if not tags & set(folding.FOLDS):
+            continue
+        titled = cell.source.startswith("# @title ")
+        if not (cell.metadata.get("cellView") == "form") == titled == code:
+            found.append(f"cell {cell.id}: HTML and Colab do not fold the same code")
+        if cell.metadata.get("collapsed", False) != output:
+            found.append(f"cell {cell.id}: HTML and Colab do not fold the same output")
     return found
 
 

@@ -20,6 +20,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -30,12 +32,15 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
+from tools import folding, reading
+
 ROOT = Path(__file__).resolve().parent.parent
 BOOK = ROOT / "book"
 CELL_SECONDS = 120
 NOTEBOOK_SECONDS = 60
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
-CELL_METADATA = ("jupyter", "mystnb", "tags")  # anything else is what some editor left behind
+# Anything else is what some editor left behind.
+CELL_METADATA = ("cellView", "collapsed", "jupyter", "mystnb", "tags")
 _CELL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _MAGIC = re.compile(r"^(\s*)[%!].*$", re.MULTILINE)
@@ -50,6 +55,20 @@ def chapters(book: Path = BOOK) -> list[Path]:
     if not found:
         raise ValueError(f"no notebooks in {book.name}/: expected at least one *.ipynb there")
     return found
+
+
+def find(name: str) -> Path:
+    """The notebook of that file name, or the one in book/ whose name starts so.
+
+    Raises ValueError if it is none or more than one.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    found = [path for path in chapters() if path.name.startswith(Path(name).name)]
+    if len(found) != 1:
+        names = ", ".join(path.stem for path in chapters())
+        raise ValueError(f"{name!r} names {len(found)} chapters; expected one of {names}")
+    return found[0]
 
 
 def read(path: Path) -> NotebookNode:
@@ -93,23 +112,26 @@ def python_of(source: str) -> str:
 
 
 def normalize(notebook: NotebookNode) -> NotebookNode:
-    """A copy without anything that changes when the content does not.
+    """A copy without anything that changes when the content does not, folded as its tags say.
 
     Kept: sources, outputs, execution counts, the cell metadata that the book uses, and cell ids
-    that are present and unique. Other ids are derived from the cell's type and source.
+    that are present and unique. Other ids are derived from the cell's type and source. The
+    reading time under the title is counted again.
     """
     result = copy.deepcopy(notebook)
     result.metadata = nbformat.from_dict({"kernelspec": KERNELSPEC})
     result.nbformat_minor = 5
     ids: set[str] = set()
     for cell in result.cells:
+        if cell.cell_type == "code":
+            cell.outputs = _merged_streams(cell.outputs)
+        folding.apply(cell)
         cell.metadata = nbformat.from_dict(
             {key: cell.metadata[key] for key in CELL_METADATA if cell.metadata.get(key)}
         )
         cell.id = _cell_id(cell, ids)
         ids.add(cell.id)
-        if cell.cell_type == "code":
-            cell.outputs = _merged_streams(cell.outputs)
+    reading.set_time(result)
     return result
 
 
@@ -130,7 +152,7 @@ def execute(notebook: NotebookNode) -> NotebookNode:
     # With no folders to search, the one kernel left is this interpreter's own.
     specs = KernelSpecManager(kernel_dirs=[])
     manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, this_tree() as environment:
         client = NotebookClient(
             fresh,
             km=manager,
@@ -139,12 +161,45 @@ def execute(notebook: NotebookNode) -> NotebookNode:
             resources={"metadata": {"path": folder}},
         )
         try:
-            client.execute(stderr=subprocess.DEVNULL)
+            client.execute(stderr=subprocess.DEVNULL, env=environment)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
             begun = [cell.id for cell in fresh.cells if cell.get("execution_count")]
             where = f"cell {begun[-1]}" if begun else "the first cell"
             raise CellFailure(f"{where}: {_COLOR.sub('', str(error))}") from error
-    return normalize(fresh)
+    sealed = normalize(fresh)
+    for cell in sealed.cells:
+        for output in cell.get("outputs", []):
+            if mark := seal(output):
+                output.metadata["seal"] = mark
+    return sealed
+
+
+def seal(output: NotebookNode) -> str:
+    """A hash of a figure's formats together, set when one run drew them; "" without a figure.
+
+    The notebook test compares the SVG alone. The seal tells whether the PNG beside it is still the
+    one that was drawn with it.
+    """
+    data = output.get("data", {})
+    images = [data[kind] for kind in sorted(data) if kind.startswith("image/")]
+    return hashlib.sha256("\n".join(images).encode()).hexdigest()[:16] if images else ""
+
+
+@contextmanager
+def this_tree() -> Iterator[dict[str, str]]:
+    """The environment of a process that finds the kvbook of this checkout and nothing else of it.
+
+    It is passed on (OMP_NUM_THREADS and the like) except for PYTHONPATH, which names a folder
+    that holds a link to kvbook alone: a kvbook that is installed from elsewhere comes second.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "kvbook").symlink_to(ROOT / "kvbook", target_is_directory=True)
+        yield {**os.environ, "PYTHONPATH": folder}
+
+
+def normalize_all(paths: list[Path]) -> None:
+    for path in paths:
+        write(normalize(read(path)), path)
 
 
 def execute_all(paths: list[Path]) -> int:
@@ -165,15 +220,16 @@ def execute_all(paths: list[Path]) -> int:
 def test(paths: list[Path], jobs: int) -> int:
     """Runs copies of the notebooks under nbval in a folder that holds nothing else.
 
-    The environment is passed on (OMP_NUM_THREADS and the like), except for what could lead back
-    to the repository or change what pytest does. Returns pytest's exit code.
+    They find the kvbook of this checkout, and no variable changes what pytest does. Returns
+    pytest's exit code.
     """
-    environment = dict(os.environ)
-    for name in ("PYTHONPATH", "PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
-        environment.pop(name, None)
-    # Each process takes its share of the cores: more threads than cores are slower than fewer.
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // max(1, jobs))))
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as aside:
+    temporary = tempfile.TemporaryDirectory
+    with temporary() as folder, temporary() as aside, this_tree() as environment:
+        for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+            environment.pop(name, None)
+        # Each process takes its share of the cores: more threads than cores are slower.
+        share = max(1, (os.cpu_count() or 1) // max(1, jobs))
+        environment.setdefault("OMP_NUM_THREADS", str(share))
         for path in paths:
             shutil.copy(path, folder)
         report = Path(aside) / "report.xml"
@@ -235,17 +291,18 @@ def _merged_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.notebooks")
     parser.add_argument("command", choices=("execute", "normalize", "test"))
-    parser.add_argument("paths", nargs="*", type=Path, help="default: every notebook in book/")
+    parser.add_argument(
+        "paths", nargs="*", help="files, or numbers such as 01; default: all of book/"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes for the test (default 2)")
     options = parser.parse_intermixed_args(arguments)
     try:
-        paths = options.paths or chapters()
+        paths = [find(name) for name in options.paths] or chapters()
         if options.command == "test":
             return test(paths, options.jobs)
         if options.command == "execute":
             return execute_all(paths)
-        for path in paths:
-            write(normalize(read(path)), path)
+        normalize_all(paths)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1

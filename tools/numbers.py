@@ -1,14 +1,16 @@
 """Ties every number in the prose to the code or output it came from, through tests/numbers.lock.
 
-Knows chapters, their outputs and the lock file. Does not know how numerals are written
-(tools.numerals) and cannot see a number that was wrong when it was first bound: for that, read
-the lock's diff, which quotes the line each number was found in.
+Knows chapters, their outputs and the lock file. Does not know how numbers are written
+(tools.numerals, tools.number_words) and cannot see a number that was wrong when it was first
+bound: for that, read the lock's diff, which quotes the line each number was found in.
 
     python -m tools.numbers bind     rewrite the lock; refuse claims found nowhere in the chapter
     python -m tools.numbers check    derive the lock again and compare
 
 A claim must occur, as printed, in a code literal or in the text that a cell prints. Comments,
 strings, figures and the output of cells tagged `nbval-ignore-output` (timings) do not count.
+Digits are read in all chapters, number words and the alt texts of figures in those that are in the
+new form. A claim with a measured unit goes to a line that prints it with that unit if there is one.
 """
 
 import argparse
@@ -23,8 +25,9 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from tools import notebooks, numerals, prose
+from tools import notebooks, number_words, numerals, prose, reading, units
 from tools.numerals import Numeral
+from tools.old_form import OLD_FORM
 
 LOCK = notebooks.ROOT / "tests" / "numbers.lock"
 HEADER = (
@@ -54,8 +57,24 @@ Evidence = dict[str, list[Place]]
 def numerals_of(notebook: NotebookNode) -> list[tuple[int, str, list[Numeral]]]:
     """For each Markdown cell its index, its id and the numerals a reader sees in it."""
     cells = [(i, c) for i, c in enumerate(notebook.cells) if c.cell_type == "markdown"]
-    found = numerals.of_chapter([prose.blocks(cell.source) for _, cell in cells])
+    blocks = [prose.blocks(reading.TIME.sub("", cell.source)) for _, cell in cells]
+    found = numerals.of_chapter(blocks)
     return [(i, cell.id, read) for (i, cell), read in zip(cells, found, strict=True)]
+
+
+def spoken_of(notebook: NotebookNode) -> list[tuple[int, str, list[Numeral]]]:
+    """The same for number words, and for the digits and words of alt texts."""
+    found = []
+    for index, cell in enumerate(notebook.cells):
+        if cell.cell_type == "markdown":
+            blocks, name, read = prose.blocks(cell.source), f"{cell.id} words", []
+        else:
+            alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")
+            blocks, name = [prose.Block((prose.Span("text", alt),))], f"{cell.id} alt"
+            read = list(numerals.of_block(blocks[0]))
+        read += [word for block in blocks for word in number_words.of_block(block)]
+        found.append((index, name, read))
+    return found
 
 
 def evidence_of(notebook: NotebookNode) -> Evidence:
@@ -64,10 +83,9 @@ def evidence_of(notebook: NotebookNode) -> Evidence:
     for index, cell in enumerate(notebook.cells):
         if cell.cell_type != "code":
             continue
-        for number, line in enumerate(printed_lines(cell), 1):
-            for found in numerals.of_line(line):
-                shown = _around(line, found.text)
-                places[found.value].append(Place(index, cell.id, "out", number, shown, found.unit))
+        for number, line, found, unit in units.of_lines(printed_lines(cell)):
+            shown = _around(line, found.text)
+            places[found.value].append(Place(index, cell.id, "out", number, shown, unit))
         source = cell.source.splitlines()
         for value, number in literals(cell.source):
             line = _around(source[number - 1], value)
@@ -87,7 +105,8 @@ def printed_lines(cell: NotebookNode) -> list[str]:
         elif output.output_type == "error" and "raises-exception" in tags:
             texts.append(output.evalue)
         elif not any(kind.startswith("image/") for kind in output.get("data", {})):
-            texts.append(output.get("data", {}).get("text/plain", ""))
+            data = output.get("data", {})
+            texts.append(data.get("text/markdown", data.get("text/plain", "")))
     return [line for text in texts for line in text.splitlines()]
 
 
@@ -133,6 +152,8 @@ def bind(
                     "non-timing output of this chapter; print it or state it in code"
                 )
                 continue
+            if numeral.unit in units.MEASURED:
+                places = [place for place in places if same_unit(place, numeral)] or places
             best = min(places, key=lambda place: _cost(place, numeral, index))
             came = f"{best.cell} {best.kind} {best.number}"
             lines.append(f"{chapter} | {cell} | {numeral.text} <- {came} | {best.line}")
@@ -145,7 +166,10 @@ def bind(
 def bind_chapter(chapter: str, notebook: NotebookNode) -> tuple[list[str], list[str]]:
     """The same as `bind`, from the notebook itself."""
     try:
-        return bind(chapter, numerals_of(notebook), evidence_of(notebook))
+        cells = numerals_of(notebook)
+        if chapter not in OLD_FORM:
+            cells = sorted(cells + spoken_of(notebook), key=lambda item: item[0])
+        return bind(chapter, cells, evidence_of(notebook))
     except SyntaxError as error:
         raise ValueError(f"{chapter}: a code cell is not Python: {error}") from error
 
@@ -166,16 +190,16 @@ def check(paths: list[Path], lock: str) -> list[str]:
     return missing + list(_difference(lock, derived))
 
 
+def same_unit(place: Place, numeral: Numeral) -> bool:
+    return units.canonical(place.unit) == units.canonical(numeral.unit)
+
+
 def _cost(place: Place, numeral: Numeral, index: int) -> tuple[int, bool, int, int]:
     """Near is better, and printed with the same unit is worth two cells of distance each."""
     distance = abs(place.index - index)
     distance += 2 if place.kind == "code" else 0
-    distance += 2 if numeral.unit and _singular(place.unit) != _singular(numeral.unit) else 0
+    distance += 2 if numeral.unit and not same_unit(place, numeral) else 0
     return distance, place.index > index, place.index, place.number
-
-
-def _singular(unit: str) -> str:
-    return "×" if unit == "x" else unit.removesuffix("s")
 
 
 def _one_word(numeral: Numeral) -> str:

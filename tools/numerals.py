@@ -176,7 +176,7 @@ def _scan(
             yield Numeral(canonical(match[0]), "", text[first:end_of_name], "name")
             continue
         sign = "-" if re.search(r"(?:^|[^\w)\]}-])-$", before) else ""
-        unit = _unit(after)
+        unit = unit_after(after)
         seen = sign + match[0] + (f" {unit}" if unit else "")
         named = any(a <= start and end <= b for a, b in names)
         year = kinds[start] == "text" and _YEAR.match(match[0]) and not unit
@@ -200,7 +200,7 @@ def _is_attached(before: str, after: str, kind: str) -> bool:
     return letters is not None and letters[0] not in TOUCHING
 
 
-def _unit(after: str) -> str:
+def unit_after(after: str) -> str:
     """The unit that follows a number, one adjective allowed between: "3 layers", "3 KV heads"."""
     match = _UNIT.match(after)
     if match is None or (match[2] == "x" and match[1]):  # "4x" is a factor, "4 x" is not

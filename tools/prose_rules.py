@@ -17,6 +17,7 @@ BANNED_WORDS = ("simply", "just", "obviously")
 SECTIONS = ("Break it", "Claims", "Check your understanding", "Further reading")
 QUESTIONS = 5
 CODE_QUESTIONS = 2
+CELL_LINK = "#cell-id="
 
 _ROLE = re.compile(r"\{[A-Za-z][\w:.+-]*\}$")
 _LABEL = re.compile(r"^\([\w:-]+\)=\s*$", re.MULTILINE)
@@ -123,10 +124,18 @@ def details_render(chapter: Chapter) -> list[str]:
 
 
 def links(chapter: Chapter) -> list[str]:
-    """Links to other pages resolve, and name no heading: its address differs between viewers."""
+    """Links resolve. They name no heading: its address differs between viewers.
+
+    `#cell-id=ID` leads to a cell of the same chapter in the HTML and in JupyterLab.
+    """
     found = []
+    ids = {cell.id for cell in chapter.notebook.cells}
     for cell in chapter.markdown:
         for target in _targets(cell.source):
+            if target.startswith(CELL_LINK):
+                if target.removeprefix(CELL_LINK) not in ids:
+                    found.append(f"cell {cell.id}: {target} names no cell of this chapter")
+                continue
             if re.match(r"https://|mailto:", target):
                 continue
             if "#" in target:

@@ -17,7 +17,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from tools import notebooks
+from tools import folding, notebooks
 
 CONFIG = notebooks.ROOT / "_config.yml"
 PYPROJECT = notebooks.ROOT / "pyproject.toml"
@@ -80,7 +80,10 @@ def with_block(config: str, url: str) -> str:
 
 def has_first_cell(notebook: NotebookNode, url: str) -> bool:
     """Whether the cell after the title is the one that installs kvbook from this URL."""
-    second = [(cell.get("id"), cell.cell_type, cell.source) for cell in notebook.cells[1:2]]
+    second = [
+        (cell.get("id"), cell.cell_type, folding.untitled(cell.source))
+        for cell in notebook.cells[1:2]
+    ]
     return second == [(FIRST_CELL_ID, "code", first_cell(url))]
 
 
@@ -93,6 +96,8 @@ def with_first_cell(notebook: NotebookNode, url: str) -> NotebookNode:
         return notebook
     kept = [cell for cell in notebook.cells if cell.get("id") != FIRST_CELL_ID]
     cell = nbformat.v4.new_code_cell(first_cell(url), id=FIRST_CELL_ID)
+    cell.metadata = nbformat.from_dict({"tags": ["setup"]})
+    folding.apply(cell)
     notebook.cells = [*kept[:1], cell, *kept[1:]]
     return notebook
 

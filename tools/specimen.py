@@ -14,6 +14,8 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from tools import folding
+
 ROOT = Path(__file__).resolve().parent.parent
 STYLE_FOLDERS = ("_ext", "_extra", "_static", "_templates")
 REPOSITORY = """# repository: begin
@@ -78,6 +80,8 @@ $$
 
 ## Check your understanding
 
+The figure is drawn [in this cell](#cell-id=figure-svg).
+
 1. What does a cache hold?
 
 <details>
@@ -120,9 +124,11 @@ def _white_png(width: int, height: int) -> str:
 
 def _figure(mime: str, data: str) -> nbformat.NotebookNode:
     """A hidden plotting cell with one figure of that MIME type."""
-    cell = new_code_cell("plot(seconds, tokens)", execution_count=2)
-    cell.metadata.update(tags=["hide-input"], mystnb={"image": {"alt": ALT}})
+    name = f"figure-{mime.removeprefix('image/')[:3]}"
+    cell = new_code_cell("plot(seconds, tokens)", id=name, execution_count=2)
+    cell.metadata.update(tags=["plot"], mystnb={"image": {"alt": ALT}})
     cell.outputs = [new_output("display_data", data={mime: data})]
+    folding.apply(cell)
     return cell
 
 

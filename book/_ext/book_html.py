@@ -1,16 +1,20 @@
-"""Changes to the HTML that Jupyter Book writes: math by a local KaTeX, code toggles named rightly.
+"""Changes to the HTML that Jupyter Book writes: local KaTeX, code toggles named, cells linked.
 
-Knows: Sphinx's nodes for math, and the node that wraps a hidden code cell.
+Knows: Sphinx's nodes for math, links and code cells, and where a notebook keeps its cell ids.
 Does not know: kvbook, the chapters, the repository's address.
 """
 
+import json
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
 from myst_nb.sphinx_ import HideCodeCellNode, depart_HideCellInput, visit_HideCellInput
 from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
 from sphinx.util.math import get_node_equation_number
 
+CELL_LINK = "cell-id="
 MATH_CLASSES = "math notranslate nohighlight"
 
 
@@ -49,6 +53,31 @@ def visit_code_toggle(translator: Any, node: HideCodeCellNode) -> None:
     translator.body[start:] = [written.replace(' aria-label="Toggle hidden content"', "")]
 
 
+class LinkCells(SphinxTransform):
+    """Links `#cell-id=ID` lead to the code cell of that id, as they do in JupyterLab.
+
+    Runs before MyST looks for the targets of links within a page.
+    """
+
+    default_priority = 800
+
+    def apply(self, **kwargs: Any) -> None:
+        source = Path(self.env.doc2path(self.env.docname))
+        if source.suffix != ".ipynb":
+            return
+        cells = json.loads(source.read_text(encoding="utf-8"))["cells"]
+        known = {CELL_LINK + cell["id"] for cell in cells if cell["cell_type"] == "code"}
+        for node in self.document.findall(nodes.container):
+            if node.get("nb_element") == "cell_code":
+                cell = cells[node["cell_index"]]
+                node["ids"].append(CELL_LINK + cell["id"])
+        for link in self.document.findall(nodes.reference):
+            target = link.get("refuri", "").removeprefix("#")
+            if target in known and link.get("id_link"):
+                del link["refuri"], link["id_link"]
+                link["refid"] = target
+
+
 def load_katex_where_needed(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
@@ -65,5 +94,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_html_math_renderer("katex", (visit_inline_math, None), (visit_display_math, None))
     app.config.html_math_renderer = "katex"
     app.add_node(HideCodeCellNode, override=True, html=(visit_code_toggle, depart_HideCellInput))
+    app.add_transform(LinkCells)
     app.connect("html-page-context", load_katex_where_needed)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

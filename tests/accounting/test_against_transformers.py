@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvbook.accounting.families import DEFAULTS
+from kvbook.config.family_defaults import DEFAULTS
 from kvbook.accounting.geometry import CacheGeometry
 from kvbook.accounting.layers import Layer
 

@@ -97,6 +97,15 @@ def test_a_figure_keeps_its_words_and_a_toggle_its_visible_name(specimen_site: P
     assert [image["alt"] for image in figures] == [specimen.ALT, specimen.ALT]
     toggles = page.soup.select("details.hide > summary")
     assert [toggle.get("aria-label") for toggle in toggles] == [None, None]
+    assert [toggle.find("p").get_text() for toggle in toggles] == ["Plotting code"] * 2
+
+
+def test_a_link_to_a_cell_leads_to_its_container(specimen_site: Path) -> None:
+    page = checks.read(specimen_site / "book" / "01-everything.html", specimen_site)
+    assert page.soup.find("a", href="#cell-id=figure-svg").get_text() == "in this cell"
+    target = page.soup.find(id="cell-id=figure-svg")
+    assert "cell" in target["class"]
+    assert target.find("img")
 
 
 def test_formulas_reach_katex_as_they_were_written(specimen_site: Path) -> None:

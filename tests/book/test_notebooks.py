@@ -48,7 +48,7 @@ def test_the_table_of_contents_lists_the_chapters_in_order() -> None:
 # The rules ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", [*rules.RULES, *rules.FORM], ids=lambda rule: rule.__name__)
 def test_the_sample_keeps_every_rule(rule: Rule) -> None:
     assert rule(chapter_of(sample())) == []
 
@@ -78,6 +78,11 @@ def set_count(name: str, count: int | None) -> Callable[[NotebookNode], None]:
 
 def drop_cell(name: str) -> Callable[[NotebookNode], None]:
     return lambda notebook: notebook.cells.remove(cell(notebook, name))
+
+
+def drop_code_questions(notebook: NotebookNode) -> None:
+    kept = [c for c in notebook.cells if not c.id.endswith(("-total", "-summed"))]
+    notebook.cells = kept
 
 
 def figure_with(**changes: str | None) -> NotebookNode:
@@ -118,8 +123,8 @@ PLANTED = [
     (cell_rules.run_in_order, set_count("count", None)),
     (cell_rules.outputs_present, set_outputs("count")),
     (cell_rules.outputs_present, set_outputs("plot")),
-    (cell_rules.outputs_present, set_source("check-one", "rows")),
-    (cell_rules.outputs_present, set_source("check-one", "for i in [1]:\n    print(i)\nx = 1")),
+    (cell_rules.outputs_present, set_source("stub-total", "rows")),
+    (cell_rules.outputs_present, set_source("stub-total", "for i in [1]:\n    print(i)\nx = 1")),
     (cell_rules.no_stderr, set_outputs("count", STDERR)),
     (cell_rules.errors_only_where_announced, set_outputs("count", ERROR)),
     (cell_rules.errors_only_where_announced, set_metadata("count", tags=["raises-exception"])),
@@ -128,6 +133,11 @@ PLANTED = [
     (cell_rules.known_tags, set_source("count", "# NBVAL_SKIP\nprint(1)")),
     (cell_rules.hidden_alike, set_metadata("plot", jupyter={})),
     (cell_rules.hidden_alike, set_metadata("plot", tags=[])),
+    (cell_rules.hidden_alike, set_metadata("plot", cellView="")),
+    (cell_rules.hidden_alike, set_source("plot", "plot()\nplt.show()")),
+    (cell_rules.hidden_alike, set_metadata("proof", collapsed=False)),
+    (cell_rules.hidden_alike, set_metadata("proof", jupyter={"source_hidden": True})),
+    (cell_rules.hidden_alike, set_metadata("proof", tags=["evidence", "hide-input"])),
     (cell_rules.no_trailing_semicolon, set_source("plot", "plot();")),
     (cell_rules.no_clear_output, set_source("plot", "clear_output()\nplot()")),
     (cell_rules.no_machine_paths, set_outputs("count", stdout("read /home/ada/model\n"))),
@@ -168,7 +178,7 @@ PLANTED = [
     (prose_rules.claims_table, set_source("claims", "## Claims\n\nNone.")),
     (prose_rules.claims_table, set_source("claims", "## Claims\n\n| a | b |\n|---|---|\n")),
     (prose_rules.claims_table, set_source("claims", "## Claims\n\n| a |\n|---|\n| 1 |\n")),
-    (prose_rules.questions, drop_cell("check-one")),
+    (prose_rules.questions, drop_code_questions),
     (prose_rules.questions, set_source("questions", "## Check your understanding\n\nNone.")),
     (prose_rules.details_render, add_prose(OPEN_ANSWER)),
     (prose_rules.details_render, add_prose(ONE_LINE_ANSWER)),
@@ -177,6 +187,7 @@ PLANTED = [
     (prose_rules.links, add_prose("[there](02-missing.ipynb)")),
     (prose_rules.links, add_prose("[there](01-sample.ipynb#heading)")),
     (prose_rules.links, add_prose("[there](#heading)")),
+    (prose_rules.links, add_prose("[there](#cell-id=absent)")),
     (prose_rules.links, add_prose("[there](/absolute.md)")),
     (prose_rules.links, add_prose("[there](http://example.org/)")),
     (prose_rules.links, add_prose("![picture](missing.png)")),
@@ -226,8 +237,8 @@ def test_what_a_rule_allows() -> None:
         "`just` code, a [page](01-sample.ipynb), [https](https://example.org/#part), a "
         "set `{a}`, {braces}, and\n\n```\n<details> (label)= {ref}`x`\n```"
     )(notebook)
-    cell(notebook, "check-one").source = "if False:\n    print(1)\n_ = rows"
-    cell(notebook, "check-two").source = "def shown():\n    print(1)\nplots.style()"
+    cell(notebook, "stub-total").source = "if False:\n    print(1)\n_ = rows"
+    cell(notebook, "stub-summed").source = "def shown():\n    print(1)\nplots.style()"
     for rule in (prose_rules.plain_words, prose_rules.no_myst, prose_rules.details_render):
         assert rule(chapter_of(notebook)) == []
     assert cell_rules.outputs_present(chapter_of(notebook)) == []
@@ -312,14 +323,14 @@ def test_cell_ids_are_kept_or_derived_from_the_content() -> None:
     notebook = sample()
     kept = [c.id for c in notebook.cells]
     assert [c.id for c in notebooks.normalize(notebook).cells] == kept
-    for index in (2, 4, 5):
+    for index in (5, 7, 8):
         notebook.cells[index].id = "count"
-    del notebook.cells[4]["id"]
+    del notebook.cells[7]["id"]
     first = [c.id for c in notebooks.normalize(notebook).cells]
     assert first == [c.id for c in notebooks.normalize(notebook).cells]
-    assert first[2] == "count"
-    assert first[4].startswith("code-")
-    assert first[5].startswith("markdown-")
+    assert first[5] == "count"
+    assert first[7].startswith("code-")
+    assert first[8].startswith("markdown-")
     assert len(set(first)) == len(first)
 
 
@@ -365,28 +376,38 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
+def elsewhere(folder: Path) -> str:
+    """A PYTHONPATH that leads to another kvbook; the tool's own folder comes with it."""
+    other = folder / "other" / "kvbook"
+    other.mkdir(parents=True, exist_ok=True)
+    (other / "__init__.py").write_text("")
+    return str(other.parent)
+
+
 def test_a_changed_output_fails_where_the_notebook_stands_alone(tmp_path: Path) -> None:
     """Run in place, pass outside the repository, fail on one changed digit."""
     path = tmp_path / "01-small.ipynb"
-    look = 'import os\nseen, path = os.environ["SEEN"], os.environ.get("PYTHONPATH")\n'
-    notebooks.write(small(f"{look}print(6 * 7)\nprint(os.listdir(), seen, path)", "1 / 1"), path)
-    done = run("execute", str(path), SEEN="yes")
+    look = 'import os, importlib.util\nseen = os.environ["SEEN"]\n'
+    look += 'found = os.path.realpath(importlib.util.find_spec("kvbook").origin)\n'
+    look += f"mine = found.startswith({str(notebooks.ROOT)!r})\n"
+    notebooks.write(small(f"{look}print(6 * 7)\nprint(os.listdir(), seen, mine)", "1 / 1"), path)
+    done = run("execute", str(path), SEEN="yes", PYTHONPATH=elsewhere(tmp_path))
     assert done.returncode == 0, done.stderr
     notebook = notebooks.read(path)
     first, second = notebook.cells
     assert (first.execution_count, second.execution_count) == (1, 2)
-    assert first.outputs[0].text == "42\n[] yes None\n"
+    assert first.outputs[0].text == "42\n[] yes True\n"
     assert second.outputs[0].data == {"text/plain": "1.0"}
     assert path.read_text() == notebooks.dumps(notebooks.normalize(notebook))
 
     # Under the test the folder holds the notebook alone, and the environment is passed on.
-    first.outputs[0].text = "42\n['01-small.ipynb'] yes None\n"
+    first.outputs[0].text = "42\n['01-small.ipynb'] yes True\n"
     notebooks.write(notebook, path)
-    done = run("test", "--jobs", "0", str(path), SEEN="yes", PYTHONPATH="nowhere")
+    done = run("test", "--jobs", "0", str(path), SEEN="yes", PYTHONPATH=elsewhere(tmp_path))
     assert done.returncode == 0, done.stdout
     assert "01-small" in done.stdout.splitlines()[-1]
 
-    first.outputs[0].text = "43\n['01-small.ipynb'] yes None\n"
+    first.outputs[0].text = "43\n['01-small.ipynb'] yes True\n"
     notebooks.write(notebook, path)
     done = run("test", "--jobs", "0", str(path), SEEN="yes")
     assert done.returncode == 1

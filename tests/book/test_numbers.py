@@ -9,7 +9,7 @@ import pytest
 from nbformat import NotebookNode
 from oracles.sample_chapter import sample
 
-from tools import notebooks, numbers, numerals, prose
+from tools import notebooks, number_words, numbers, numerals, prose, units
 
 CHAPTERS = sorted(notebooks.BOOK.glob("*.ipynb"))
 
@@ -140,6 +140,78 @@ def test_every_given_has_a_reason_and_a_number() -> None:
         assert len(reason) > 10
 
 
+@pytest.mark.parametrize(
+    ("markdown", "kind", "value", "unit"),
+    [
+        ("four layers", "claim", "4", "layers"),
+        ("Twelve KV heads", "claim", "12", "heads"),
+        ("thirty-two tokens", "claim", "32", "tokens"),
+        ("three times", "claim", "3", "times"),
+        ("two of them", "bare", "2", ""),
+        ("twice", "bare", "2", ""),
+        ("## In two minutes", "bare", "2", "minutes"),
+    ],
+)
+def test_number_words_are_read(markdown: str, kind: str, value: str, unit: str) -> None:
+    (found,) = number_words.of_block(prose.blocks(markdown)[0])
+    assert (found.kind, found.value, found.unit) == (kind, value, unit)
+
+
+@pytest.mark.parametrize("markdown", ["one row", "someone, often", "`two`", "$two$"])
+def test_what_is_no_number_word(markdown: str) -> None:
+    assert number_words.of_block(prose.blocks(markdown)[0]) == []
+
+
+@pytest.mark.parametrize("markdown", ["four fifths", "a third of it", "one half", "two-thirds"])
+def test_fractions_in_words_are_seen(markdown: str) -> None:
+    assert len(number_words.fractions(prose.blocks(markdown)[0])) == 1
+
+
+@pytest.mark.parametrize("spoken", ["for three passes", "for 2 passes of twelve layers"])
+def test_a_changed_number_word_is_noticed(spoken: str) -> None:
+    notebook = sample()
+    before = numbers.bind_chapter("01-sample", notebook)
+    cell(notebook, "real").source = f"## On a real model\n\n{spoken}"
+    assert numbers.bind_chapter("01-sample", notebook) != before
+
+
+def test_a_changed_alt_text_is_noticed() -> None:
+    notebook = sample()
+    before = numbers.bind_chapter("01-sample", notebook)
+    alt = cell(notebook, "plot").metadata.mystnb.image
+    alt["alt"] = alt["alt"].replace("hundred", "thousand")
+    assert numbers.bind_chapter("01-sample", notebook) != before
+    alt["alt"] = "A line that rises to 77 rows."
+    assert "77 rows is in no code" in numbers.bind_chapter("01-sample", notebook)[1][0]
+
+
+# Units -------------------------------------------------------------------------------------------
+
+
+def test_a_number_in_a_table_has_the_unit_of_its_column() -> None:
+    lines = ["| B | size (KiB) | bytes per token |", "|---|---:|---:|", "| 8 | 24 | 64 tokens |"]
+    read = [(found.value, unit) for _, _, found, unit in units.of_lines(lines)]
+    assert read == [("8", ""), ("24", "KiB"), ("64", "tokens")]
+
+
+@pytest.mark.parametrize("same", ["B bytes", "x ×", "× times", "% percent", "s seconds"])
+def test_units_of_one_kind_are_one(same: str) -> None:
+    first, second = same.split()
+    assert units.canonical(first) == units.canonical(second)
+
+
+def test_units_of_two_kinds_are_two() -> None:
+    assert len({units.canonical(u) for u in ("B", "bits", "KiB", "s", "ms", "×", "%", "")}) == 8
+
+
+def test_a_measured_claim_goes_to_a_line_with_its_unit_however_far() -> None:
+    far, near = (
+        numbers.Place(i, f"c{i}", "out", 1, f"line {i}", u) for i, u in ((1, "B"), (9, ""))
+    )
+    claim = [(9, "here", [numerals.Numeral("64", "bytes", "64 bytes", "claim")])]
+    assert numbers.bind("ch", claim, {"64": [far, near]})[0][0].endswith("line 1")
+
+
 # What counts as evidence -------------------------------------------------------------------------
 
 
@@ -189,6 +261,7 @@ def test_the_lock_says_where_each_number_came_from() -> None:
         "01-sample | title | 5,050 rows <- count out 1 | 100 tokens: 5,050 rows",
         "01-sample | title | 100 tokens <- count out 1 | 100 tokens: 5,050 rows",
         "01-sample | title | 100 <- count out 1 | 100 tokens: 5,050 rows",
+        "01-sample | by-hand words | no claims: two_minutes two",
         "01-sample | statement | 131,072 bytes <- bytes out 1 | 131,072 bytes = 128 KiB",
         "01-sample | statement | 128 KiB <- bytes out 1 | 131,072 bytes = 128 KiB",
         "01-sample | statement | 131,072 bytes <- bytes out 1 | 131,072 bytes = 128 KiB",
@@ -198,7 +271,11 @@ def test_the_lock_says_where_each_number_came_from() -> None:
         "01-sample | statement | 100 <- count out 1 | 100 tokens: 5,050 rows",
         "01-sample | statement | 5,050 <- count out 1 | 100 tokens: 5,050 rows",
         "01-sample | statement | no claims: 0 float32 Llama-3-8B 12",
-        "01-sample | claims | 5_050 <- check-one code 1 | assert rows == 5_050",
+        "01-sample | statement words | two passes <- solution-total code 3 "
+        "| return n * (n + 1) // 2",
+        "01-sample | real | 2 passes <- solution-total code 3 | return n * (n + 1) // 2",
+        "01-sample | plot alt | hundred rows <- proof out 2 | 100",
+        "01-sample | claims | 5_050 <- proof out 1 | 5050",
         "01-sample | reading | no claims: 2017 33 44",
     ]
 
@@ -348,13 +425,13 @@ def spoil_line(spoiled: NotebookNode, number: int, digits: str) -> None:
 
 def test_every_changed_number_of_the_sample_is_noticed() -> None:
     tried, missed = unnoticed_in_prose(sample())
-    assert tried == 76
+    assert tried == 80
     assert missed == []
 
 
 def test_every_changed_result_of_the_sample_is_noticed() -> None:
     tried, missed = unnoticed_in_results(sample())
-    assert tried == 8
+    assert tried == 9
     assert missed == []
 
 

@@ -95,8 +95,8 @@ def test_rewriting_follows_the_url_and_is_idempotent(tmp_path: Path) -> None:
     assert repository.rewrite(config, [chapter], URL) == both
     assert config.read_text() == FULL_CONFIG
     cells = notebooks.read(chapter).cells
-    assert [cell.id for cell in cells[:3]] == ["title", "install-kvbook", "count"]
-    assert cells[1].source == CELL_WITH_URL
+    assert [cell.id for cell in cells[:3]] == ["title", "install-kvbook", "short"]
+    assert cells[1].source == "# @title Setup\n" + CELL_WITH_URL
 
     before = chapter.read_bytes()
     assert repository.rewrite(config, [chapter], URL) == []
@@ -109,7 +109,7 @@ def test_a_missing_first_cell_is_put_after_the_title() -> None:
     notebook = sample()
     del notebook.cells[1]
     cells = repository.with_first_cell(notebook, URL).cells
-    assert [cell.id for cell in cells[:3]] == ["title", "install-kvbook", "count"]
+    assert [cell.id for cell in cells[:3]] == ["title", "install-kvbook", "short"]
     assert len(cells) == len(sample().cells)
 
 

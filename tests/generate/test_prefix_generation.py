@@ -11,7 +11,7 @@ import torch
 from oracles.toys import text, toy
 
 from kvbook.cache import BlockPool, KVCache, PrefixCache
-from kvbook.cache.block_key import sha256
+from kvbook.cache.block_key import Identity, sha256
 from kvbook.cache.prefix import CachedSequence
 from kvbook.errors import CacheFullError, OutOfBlocksError
 from kvbook.generate import generate_cached, generate_with_prefix, stream_with_prefix
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def made(blocks: int = 16, block_size: int = 4) -> tuple[KVCache, PrefixCache]:
     pool = BlockPool(blocks, block_size)
-    return toy().new_paged_cache(1, pool), PrefixCache(pool, "toy")
+    return toy().new_bound_cache(pool), PrefixCache(pool, "toy")
 
 
 def cold(prompt: list[int], new: int) -> list[int]:
@@ -87,7 +87,7 @@ def test_a_closed_stream_gives_its_blocks_back() -> None:
     assert next(stream) == cold(text(6, seed=6), 1)[0]
     assert prefix.pool.in_use == 2
     stream.close()
-    assert (prefix.pool.in_use, cache.lengths) == (0, (0,))
+    assert (prefix.pool.in_use, cache.lengths) == (0, ())
 
 
 def test_a_stop_token_ends_the_text_before_it() -> None:
@@ -104,29 +104,30 @@ def test_running_out_in_the_middle_holds_nothing_afterwards() -> None:
     cache, prefix = made(blocks=2)
     with pytest.raises(OutOfBlocksError):
         generate_with_prefix(toy(), text(6, seed=8), 9, cache, prefix)
-    assert (prefix.pool.in_use, cache.lengths) == (0, (0,))
+    assert (prefix.pool.in_use, cache.lengths) == (0, ())
 
 
 @pytest.mark.parametrize(
     ("a", "b"),
     [
-        ({"salt": "a"}, {"salt": "b"}),
-        ({"adapter": "a"}, {"salt": "a"}),
-        ({"content": [(0, 2, "a")]}, {"content": [(0, 2, "b")]}),
+        (Identity(salt="a"), Identity(salt="b")),
+        (Identity(adapter="a"), Identity(salt="a")),
+        (Identity(content=[(0, 2, "a")]), Identity(content=[(0, 2, "b")])),
     ],
 )
-def test_what_tokens_do_not_say_separates_prompts(a: dict[str, Any], b: dict[str, Any]) -> None:
+def test_what_tokens_do_not_say_separates_prompts(a: Identity, b: Identity) -> None:
     cache, prefix = made()
     prompt = text(9, seed=9)
-    for extras in (a, b, a):
-        generate_with_prefix(toy(), prompt, 1, cache, prefix, **extras)
+    for identity in (a, b, a):
+        generate_with_prefix(toy(), prompt, 1, cache, prefix, identity=identity)
     assert prefix.stats.cached_tokens == 8  # the third prompt's
 
 
 @pytest.mark.parametrize(
     ("prompt", "new", "message"),
     [
-        ([], 1, "non-empty"),
+        ([], 1, "at least one token"),
+        ([1, True], 1, "integer token ids"),
         ([1, 99], 1, "from 0 to 28"),
         ([1, 2], 0, "positive integer"),
     ],
@@ -145,11 +146,39 @@ def test_a_text_longer_than_the_model_takes_nothing() -> None:
     assert prefix.pool.in_use == 0
 
 
-def test_a_row_in_use_is_refused() -> None:
+def test_a_cache_that_is_not_the_prefix_s_storage_is_refused() -> None:
+    """vllm-project/vllm-omni#6442: the index of cached blocks outlives the storage."""
     cache, prefix = made()
-    toy()(torch.tensor([[1, 2]]), cache)
-    with pytest.raises(ValueError, match="close the stream"):
-        stream_with_prefix(toy(), [1, 2], 1, cache, prefix)
+    other, _ = made()
+    alone = toy().new_paged_cache(1, BlockPool(4, 4))
+    groups = toy(window=(3, None)).new_bound_cache(BlockPool(4, 4), BlockPool(4, 4))
+    for wrong, why in ((other, "another pool"), (alone, "slots of its own|has its own"),
+                       (groups, "2 groups of layers")):
+        with pytest.raises(ValueError, match=why):
+            stream_with_prefix(toy(), [1, 2], 1, wrong, prefix)
+    assert (prefix.pool.in_use, prefix.stats.prompts) == (0, 0)
+    with pytest.raises(ValueError, match="slots of another cache's storage"):
+        toy().new_bound_cache(prefix.pool)  # made anew for each request, as that report did
+    for _ in range(2):
+        assert generate_with_prefix(toy(), text(9), 6, cache, prefix) == cold(text(9), 6)
+
+
+def test_a_resumed_prompt_is_not_counted_again() -> None:
+    cache, prefix = made()
+    prompt = text(9, seed=3)
+    for resumed in (False, True):
+        generate_with_prefix(toy(), prompt, 2, cache, prefix, resumed=resumed)
+    assert (prefix.stats.prompts, prefix.stats.prompt_tokens, prefix.stats.cached_tokens) == (
+        1, 9, 0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("stops", [5, "5", [True], [29]], ids=str)
+def test_stop_tokens_are_looked_at_first(stops: Any) -> None:
+    cache, prefix = made()
+    with pytest.raises(ValueError, match="stop_tokens"):
+        generate_with_prefix(toy(), [1, 2], 3, cache, prefix, stop_tokens=stops)
+    assert prefix.stats.prompts == 0
 
 
 def test_a_stream_that_is_never_started_takes_nothing() -> None:
@@ -160,15 +189,12 @@ def test_a_stream_that_is_never_started_takes_nothing() -> None:
     assert (prefix.pool.in_use, prefix.stats.prompts) == (0, 0)
 
 
-def test_a_second_stream_over_the_row_is_refused_and_leaves_the_first_alone() -> None:
+def test_streams_over_one_cache_take_turns() -> None:
     cache, prefix = made()
-    prompt = text(6, seed=11)
-    first = stream_with_prefix(toy(), prompt, 4, cache, prefix)
-    second = stream_with_prefix(toy(), prompt, 4, cache, prefix)
-    begun = [next(first)]
-    with pytest.raises(ValueError, match="adopted table already"):
-        next(second)
-    assert begun + list(first) == cold(prompt, 4)
+    prompts = [text(6, seed=11), text(9, seed=11)]
+    streams = [stream_with_prefix(toy(), prompt, 4, cache, prefix) for prompt in prompts]
+    turns = list(zip(*streams, strict=True))
+    assert [list(one) for one in zip(*turns, strict=True)] == [cold(p, 4) for p in prompts]
     assert prefix.pool.in_use == 0
 
 
@@ -203,10 +229,9 @@ class Trusting(PrefixCache):
 
 def last_logits(cache: KVCache, prefix: PrefixCache, prompt: list[int], **key: Any) -> torch.Tensor:
     sequence = prefix.begin(prompt, **key)
-    cache.adopt(0, sequence.blocks, sequence.cached_tokens)
+    cache.bind([sequence], lengths=[sequence.cached_tokens])
     logits = toy()(torch.tensor([prompt[sequence.cached_tokens :]]), cache)[0, -1]
     prefix.commit(sequence, len(prompt))
-    cache.release(0)
     prefix.end(sequence)
     return logits
 
@@ -219,7 +244,7 @@ def cold_logits(tokens: tuple[int, ...]) -> torch.Tensor:
 @pytest.mark.parametrize(("make", "found", "right"), [(PrefixCache, 0, True), (Trusting, 4, False)])
 def test_two_prompts_with_one_key(make: type[PrefixCache], found: int, right: bool) -> None:
     pool = BlockPool(16, 4)
-    cache, prefix = toy().new_paged_cache(1, pool), make(pool, "toy", order_blind)
+    cache, prefix = toy().new_bound_cache(pool), make(pool, "toy", order_blind)
     last_logits(cache, prefix, [1, 2, 3, 4, 5])
     logits = last_logits(cache, prefix, [2, 1, 3, 4, 5])
     error = (logits - cold_logits((2, 1, 3, 4, 5))[-1]).abs().max()
@@ -232,7 +257,7 @@ def test_two_prompts_with_one_key(make: type[PrefixCache], found: int, right: bo
 
 
 class Server:
-    """Three rows over one small pool; each row's sequence comes, grows, is cut back and goes.
+    """Three requests over one small pool; each comes, grows, is cut back, waits, and goes.
 
     Every logit of every forward pass is compared with a pass over the whole text without a cache.
     """
@@ -240,7 +265,7 @@ class Server:
     def __init__(self, seed: int, digest: Callable[[bytes], bytes]) -> None:
         self.order, pool = random.Random(seed), BlockPool(10, 4)
         self.prefix = PrefixCache(pool, "toy", digest)
-        self.cache = toy().new_paged_cache(3, pool)
+        self.cache = toy().new_bound_cache(pool)
         self.rows: list[CachedSequence | None] = [None] * 3
         self.seen: Counter[str] = Counter()
         self.stems = [text(n, seed=n) for n in (3, 4, 8, 13)]
@@ -264,7 +289,6 @@ class Server:
         blocks, most = sequence.cached_tokens // 4, (len(tokens) - 1) // 4
         self.seen["found all" if blocks == most > 0 else "found some" if blocks else "none"] += 1
         self.rows[row] = sequence
-        self.cache.adopt(row, sequence.blocks, sequence.cached_tokens)
 
     def append(self, row: int, sequence: CachedSequence) -> None:
         try:
@@ -273,7 +297,6 @@ class Server:
             self.seen["no room"] += 1
 
     def end(self, row: int, sequence: CachedSequence, again: bool) -> None:
-        self.cache.release(row)
         self.prefix.end(sequence)
         self.rows[row] = None
         if again:
@@ -281,26 +304,28 @@ class Server:
             self._start(row, sequence.tokens.tolist(), resumed=True)
 
     def forward(self) -> None:
-        """A chunk for every row that has new tokens; sometimes it is taken back and run again."""
-        news = [sequence.new_tokens if sequence else 0 for sequence in self.rows]
-        counts = [self.order.randint(0, new) for new in news]
-        T = max(counts)
+        """A chunk for some of the requests; sometimes it is taken back and run again."""
+        live = [sequence for sequence in self.rows if sequence]
+        batch = self.order.sample(live, self.order.randint(0, len(live)))
+        counts = [self.order.randint(0, sequence.new_tokens) for sequence in batch]
+        T = max(counts, default=0)
         if T == 0:
             return
-        before = self.cache.lengths
-        inputs = torch.zeros(3, T, dtype=torch.int64)
-        for row, (sequence, count) in enumerate(zip(self.rows, counts, strict=True)):
-            if sequence and count:
-                written = sequence.written
-                inputs[row, T - count :] = torch.tensor(sequence.tokens[written : written + count])
+        self.seen["waits"] += len(batch) < len(live)
+        before = tuple(sequence.written for sequence in batch)
+        self.cache.bind(batch, lengths=before)
+        inputs = torch.zeros(len(batch), T, dtype=torch.int64)
+        for row, (sequence, count) in enumerate(zip(batch, counts, strict=True)):
+            written = sequence.written
+            inputs[row, T - count :] = torch.tensor(sequence.tokens[written : written + count])
         self.cache.fill_unused(float("nan"))
         logits = toy()(inputs, self.cache, counts=counts)
         if self.order.random() < 0.2:
             self.seen["taken back"] += 1
             self.cache.truncate(before)
             logits = toy()(inputs, self.cache, counts=counts)
-        for row, (sequence, count) in enumerate(zip(self.rows, counts, strict=True)):
-            if sequence and count:
+        for row, (sequence, count) in enumerate(zip(batch, counts, strict=True)):
+            if count:
                 end = sequence.written + count
                 expected = cold_logits(tuple(sequence.tokens[:end]))[-count:]
                 assert (logits[row, T - count :] - expected).abs().max() < 1e-9
@@ -320,7 +345,7 @@ class Server:
 
 
 SEEN = {"none", "found some", "found all", "evicted", "swapped", "no room", "together",
-        "resumed", "taken back"}  # fmt: skip
+        "resumed", "taken back", "waits"}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """From logits to a token: exact distributions on small logits, then the draws."""
 
+import re
 from collections import Counter
 from math import log
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from kvbook.generate import Sampler, greedy
+from kvbook.generate.sampling import Sampler, check_device, greedy, seeded
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MINUS_INFINITY = float("-inf")
@@ -36,6 +39,7 @@ def test_without_limits_it_is_the_softmax() -> None:
         (3, [0, 4 / 9, 2 / 9, 3 / 9]),
         (4, [0.1, 0.4, 0.2, 0.3]),
         (99, [0.1, 0.4, 0.2, 0.3]),
+        (10**400, [0.1, 0.4, 0.2, 0.3]),
     ],
 )
 def test_top_k_keeps_the_k_most_likely(k: int, expected: list[float]) -> None:
@@ -62,6 +66,32 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_p(p: float, expected: list[flo
 def test_reaching_p_exactly_is_enough(p: float, kept: int) -> None:
     """Four equal logits are 0.25 each, without rounding. Ties are kept in order of token id."""
     assert distribution([0.0] * 4, top_p=p) == about([1 / kept] * kept + [0.0] * (4 - kept))
+
+
+@pytest.mark.parametrize(("p", "kept"), [(0.8, 8), (0.3, 3), (0.7, 7), (0.9, 9), (0.81, 9)])
+def test_a_sum_that_misses_p_by_rounding_has_reached_it(p: float, kept: int) -> None:
+    """mlx-lm#1912: eight times 0.1 is 0.7999999999999999, and a ninth token was kept."""
+    assert distribution([0.0] * 10, top_p=p) == about([1 / kept] * kept + [0.0] * (10 - kept))
+
+
+def test_the_smallest_p_keeps_the_first_of_the_most_likely() -> None:
+    assert distribution([0.0] * 10, top_p=1e-300) == [1.0] + [0.0] * 9
+    assert distribution([0.0, 40.0, 40.0], top_p=1e-300) == [0.0, 1.0, 0.0]
+
+
+def test_p_a_little_below_one_still_drops_what_is_behind_it() -> None:
+    """Tokens of 0.9, 0.09 and 0.01."""
+    logits = [log(0.9), log(0.09), log(0.01)]
+    assert distribution(logits, top_p=0.995) == about([0.9, 0.09, 0.01])
+    assert distribution(logits, top_p=0.989999) == about([10 / 11, 1 / 11, 0])
+
+
+def test_at_temperature_zero_the_token_that_is_taken_is_certain() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0, 3.0], [5.0, 5.0, 5.0, 5.0]], dtype=torch.bfloat16)
+    certain = greedy.probabilities(logits)
+    assert certain.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
+    assert certain.dtype == torch.float32
+    assert Sampler(temperature=0.0, top_k=3, top_p=0.5).probabilities(logits).equal(certain)
 
 
 def test_top_k_comes_before_top_p() -> None:
@@ -161,6 +191,98 @@ def test_one_generator_goes_on_from_draw_to_draw() -> None:
     assert sampler(logits).tolist() != sampler(logits).tolist()
 
 
+# ---- A seed for each row
+
+
+@pytest.mark.parametrize("beside", [[], [4], [4, 5, 6]])
+@pytest.mark.parametrize("after", [[], [9]])
+def test_a_row_draws_the_same_beside_any_others(beside: list[int], after: list[int]) -> None:
+    """Twelve steps; each row has logits of its own, which follow from its seed."""
+
+    def drawn(seeds: list[int]) -> list[list[int]]:
+        sampler = Sampler(temperature=1.0, top_k=40, top_p=0.9, generator=seeded(seeds))
+        given = [torch.randn(12, 50, generator=torch.Generator().manual_seed(s)) for s in seeds]
+        logits = torch.stack(given)  # (B, 12, V)
+        return [sampler(logits[:, step]).tolist() for step in range(12)]
+
+    alone = [tokens[0] for tokens in drawn([7])]
+    assert len(set(alone)) > 6
+    assert [tokens[len(beside)] for tokens in drawn([*beside, 7, *after])] == alone
+
+
+def test_with_one_generator_for_all_a_neighbor_does_change_a_row() -> None:
+    """The counterexample: this is what a generator for each row is for."""
+
+    def last(rows: int) -> list[int]:
+        sampler = Sampler(temperature=1.0, generator=torch.Generator().manual_seed(7))
+        return [sampler(torch.zeros(rows, 50))[-1].item() for _ in range(12)]
+
+    assert last(1) != last(2)
+
+
+def test_rows_with_generators_follow_the_distribution() -> None:
+    sampler = Sampler(temperature=1.0, generator=seeded(range(4000)))
+    counts = Counter(sampler(torch.tensor([LOGITS]).expand(4000, 4)).tolist())
+    for token, p in enumerate([0.1, 0.4, 0.2, 0.3]):
+        assert abs(counts[token] - 4000 * p) < 4 * (4000 * p * (1 - p)) ** 0.5
+
+
+# ---- What is not finite
+
+SAMPLERS = [greedy, Sampler(1.0), Sampler(0.1, top_k=2), Sampler(1.0, top_p=0.5)]
+every_sampler = pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+floats = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32,
+                                           torch.float64])  # fmt: skip
+
+
+@every_sampler
+@floats
+@pytest.mark.parametrize("place", [0, 3, 40, 99])
+@pytest.mark.parametrize("beside", [0.0, float("inf")])
+def test_a_model_that_gives_no_number_gives_no_token(
+    sampler: Sampler, dtype: torch.dtype, place: int, beside: float
+) -> None:
+    """JustVugg/colibri#369, vllm-project/vllm#53029: it became an ordinary token."""
+    logits = torch.randn(3, 100).to(dtype)
+    logits[1, 50], logits[1, place] = beside, float("nan")
+    for call in (sampler, sampler.probabilities):
+        with pytest.raises(ValueError, match="logits of row 1 of 3 hold not-a-number"):
+            call(logits)
+
+
+@every_sampler
+@floats
+def test_a_row_in_which_nothing_is_possible(sampler: Sampler, dtype: torch.dtype) -> None:
+    logits = torch.zeros(2, 9, dtype=dtype)
+    logits[1] = MINUS_INFINITY
+    for call in (sampler, sampler.probabilities):
+        with pytest.raises(ValueError, match="row 1 of 2 hold nothing but minus infinity"):
+            call(logits)
+
+
+@every_sampler
+@floats
+def test_infinity_is_chosen(sampler: Sampler, dtype: torch.dtype) -> None:
+    logits = torch.zeros(1, 9, dtype=dtype)
+    logits[0, 4] = float("inf")
+    assert sampler(logits).tolist() == [4]
+    assert sampler.probabilities(logits)[0].tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0]
+
+
+def test_several_infinities_share_alike() -> None:
+    infinity = float("inf")
+    assert distribution([infinity, 0.0, infinity, MINUS_INFINITY]) == [0.5, 0, 0.5, 0]
+    logits = torch.tensor([[0.0, infinity, infinity]])
+    assert greedy(logits).tolist() == [1]
+    assert greedy.probabilities(logits).tolist() == [[0, 1, 0]]
+
+
+def test_no_rows_give_no_tokens() -> None:
+    for sampler in SAMPLERS:
+        assert sampler.probabilities(torch.zeros(0, 5)).shape == (0, 5)
+    assert greedy(torch.zeros(0, 5)).shape == (0,)
+
+
 # ---- Settings that make no sense
 
 
@@ -182,6 +304,76 @@ def test_top_p_is_above_zero_and_at_most_one(p: float) -> None:
         Sampler(temperature=1.0, top_p=p)
 
 
-def test_a_greedy_choice_has_no_distribution() -> None:
-    with pytest.raises(ValueError, match="set temperature"):
-        greedy.probabilities(torch.zeros(1, 3))
+WRONG = ["0.5", True, False, [1.0], np.float32(0.5), np.array(0.5), torch.tensor(0.5)]
+
+
+@pytest.mark.parametrize("value", [*WRONG, None, 10**400], ids=repr)
+@pytest.mark.parametrize("name", ["temperature", "top_p"])
+def test_settings_are_numbers(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be .*got {re.escape(repr(value)[:60])}"):
+        Sampler(**{"temperature": 1.0, name: value})
+
+
+@pytest.mark.parametrize("value", [*WRONG, 2.0, np.int64(2)], ids=repr)
+def test_top_k_is_an_integer(value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^top_k must be .*got {re.escape(repr(value)[:60])}"):
+        Sampler(temperature=1.0, top_k=value)
+
+
+def test_a_number_of_numpy_that_is_a_float_is_exact() -> None:
+    assert distribution([0.0, log(3)], temperature=np.float64(0.5)) == about([0.1, 0.9])
+
+
+@pytest.mark.parametrize("value", [5, "cpu", [], [None], [1, 2], {}], ids=repr)
+def test_a_generator_is_one_or_a_list(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"a list of them with one for each row.*seeded\(\[1, 2"):
+        Sampler(temperature=1.0, generator=value)
+
+
+def test_no_two_rows_share_a_generator() -> None:
+    with pytest.raises(ValueError, match="of 2 only 1 are different"):
+        Sampler(temperature=1.0, generator=seeded([1]) * 2)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_there_are_as_many_generators_as_rows(rows: int) -> None:
+    with pytest.raises(ValueError, match=f"got {rows} rows of logits, but 2 generators"):
+        Sampler(temperature=1.0, generator=seeded([1, 2]))(torch.zeros(rows, 5))
+
+
+def test_a_generator_of_another_device_is_refused() -> None:
+    """The logits are only said to be elsewhere: no second device is needed."""
+    generator = torch.Generator()
+    with pytest.raises(ValueError, match="generator is on cpu, but the logits are on meta"):
+        check_device(generator, torch.zeros(1, 5, device="meta"))
+
+
+@pytest.mark.parametrize("seeds", [[], 5, None, "12", [True], [1.0], [-1], [2**63], ["a"], {1, 2}])
+def test_seeds_are_integers(seeds: Any) -> None:
+    with pytest.raises(ValueError, match="seed"):
+        seeded(seeds)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "logits",
+    [
+        torch.zeros(5), torch.zeros(1, 2, 5), torch.zeros(1, 0), torch.zeros(1, 5).long(),
+        torch.zeros(1, 5).bool(), torch.tensor(1.0),
+    ],
+    ids=lambda x: f"{x.dtype} {tuple(x.shape)}",
+)  # fmt: skip
+def test_logits_are_floats_of_one_position(logits: torch.Tensor, temperature: float) -> None:
+    sampler = Sampler(temperature=temperature)
+    for call in (sampler, sampler.probabilities):
+        with pytest.raises(ValueError, match=r"floats of shape \(B, V\), got torch.*logits\[:, -1"):
+            call(logits)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("logits", [None, [[1.0, 2.0]], np.zeros((1, 3)), 5, "text"], ids=repr)
+def test_logits_are_a_tensor(logits: Any, temperature: float) -> None:
+    sampler = Sampler(temperature=temperature)
+    for call in (sampler, sampler.probabilities):
+        with pytest.raises(ValueError, match=r"must be a tensor of shape \(B, V\), got"):
+            call(logits)

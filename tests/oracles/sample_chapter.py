@@ -7,7 +7,24 @@ from tools import notebooks, repository
 
 TITLE = """# Counting rows
 
-A loop that feeds everything again projects 5,050 rows for 100 tokens; a cache projects $100$."""
+*About 2 minutes.*
+
+A loop that feeds everything again projects **5,050** rows for 100 tokens; a cache $100$."""
+
+SHORT = """## In short
+
+1. A
+2. B
+3. C
+4. D
+5. E
+"""
+
+BY_HAND = """## In two minutes
+
+By hand: two of them, and the rest."""
+
+BUILD = "## Build it\n\nThe loop counts."
 
 STATEMENT = """## What it costs
 
@@ -20,6 +37,10 @@ At layer 0 nothing differs. The model float32 runs in Llama-3-8B too, see chapte
 | tokens | rows |
 |---|---|
 | 100 | 5,050 |
+
+> **Keep.** One row for each token.
+
+> **Keep.** The sum is quadratic.
 """
 
 COUNT = """tokens = 100
@@ -31,6 +52,10 @@ BYTES = """size = 131_072  # bytes per token
 print(f"{size:,} bytes = {size // 1024} KiB")
 assert abs(0.1 + 0.2 - 0.3) < 1e-12"""
 
+PROOF = "## On a real model\n\nFor 2 passes the sum was compared."
+
+KEEP = "## Keep\n\n> **Keep.** Count the rows."
+
 FIGURE = """## Break it
 
 A wrong loop forgets the last row."""
@@ -41,7 +66,7 @@ CLAIMS = """## Claims
 
 | claim | check |
 |---|---|
-| the sum is exact | `assert rows == 5_050` |
+| the sum is exact | [`assert rows == 5_050`](#cell-id=count) |
 """
 
 ANSWER = """{number}. Why?
@@ -52,6 +77,34 @@ ANSWER = """{number}. Why?
 Because of $n$ and `n`.
 
 </details>"""
+
+STUB = """def {name}(n):
+    ..."""
+
+CHECK = """def check_{name}(answer):
+    given = answer(3)
+    if given != 6:
+        return f"{name}(3) gave {{given}}, expected 6; is the last one counted?"
+    return "Right."
+
+
+print(check_{name}({name}))"""
+
+SOLUTION = """def {name}(n):
+    return n * (n + 1) // 2
+
+
+print(check_{name}({name}))"""
+
+REJECTS = """rejects = {{
+    "the last one forgotten": lambda n: n * (n - 1) // 2,
+    "no half": lambda n: n * (n + 1),
+    "one row each": lambda n: n,
+}}
+accepts = {{"a loop": lambda n: sum(range(n + 1))}}"""
+
+LENS = "## The architect's lens\n\nWhy?"
+ENGINES = "## Today's engines\n\nNone."
 
 READING = """## Further reading
 
@@ -68,7 +121,24 @@ def stdout(text: str) -> NotebookNode:
 
 def figure() -> NotebookNode:
     data = {"image/svg+xml": SVG, "image/png": "aGVsbG8=\n", "text/plain": "<Figure 640x480>"}
-    return nbformat.v4.new_output("display_data", data=data)
+    output = nbformat.v4.new_output("display_data", data=data)
+    output.metadata["seal"] = notebooks.seal(output)
+    return output
+
+
+def exercise(name: str) -> list[NotebookNode]:
+    """The four cells of an exercise that asks for a function of that name."""
+    code = nbformat.v4.new_code_cell
+    complaint = f"{name}(3) gave None, expected 6; is the last one counted?\n"
+    cells = [
+        code(STUB.format(name=name), id=f"stub-{name}"),
+        code(CHECK.format(name=name), id=f"check-{name}", outputs=[stdout(complaint)]),
+        code(SOLUTION.format(name=name), id=f"solution-{name}", outputs=[stdout("Right.\n")]),
+        code(REJECTS.format(), id=f"rejects-{name}"),
+    ]
+    for cell, tag in zip(cells[1:], ("check", "solution", "evidence"), strict=True):
+        cell.metadata = nbformat.from_dict({"tags": [tag]})
+    return cells
 
 
 def sample() -> NotebookNode:
@@ -80,23 +150,30 @@ def sample() -> NotebookNode:
     cells = [
         text(TITLE, id="title"),
         code(repository.first_cell(""), id=repository.FIRST_CELL_ID),
+        text(SHORT, id="short"),
+        text(BY_HAND, id="by-hand"),
+        text(BUILD, id="build"),
         code(COUNT, id="count", outputs=[stdout("100 tokens: 5,050 rows\nratio 50.5x\n")]),
         text(STATEMENT, id="statement"),
         code(BYTES, id="bytes", outputs=[stdout("131,072 bytes = 128 KiB\n")]),
+        text(PROOF, id="real"),
+        code("print(rows)\nprint(tokens)", id="proof", outputs=[stdout("5050\n100\n")]),
+        text(KEEP, id="keep"),
         text(FIGURE, id="broken"),
         code(PLOT, id="plot", outputs=[figure()]),
         text(CLAIMS, id="claims"),
         text(asked, id="questions"),
-        code("assert rows == 5_050", id="check-one"),
-        code("assert tokens < rows", id="check-two"),
+        *exercise("total"),
+        *exercise("summed"),
+        text(LENS, id="lens"),
+        text(ENGINES, id="engines"),
         text(READING, id="reading"),
     ]
-    cells[6].metadata = nbformat.from_dict(
-        {
-            "tags": ["hide-input"],
-            "jupyter": {"source_hidden": True},
-            "mystnb": {"image": {"alt": ALT}},
-        }
+    by_id = {cell.id: cell for cell in cells}
+    by_id[repository.FIRST_CELL_ID].metadata["tags"] = ["setup"]
+    by_id["proof"].metadata["tags"] = ["evidence"]
+    by_id["plot"].metadata = nbformat.from_dict(
+        {"tags": ["plot"], "mystnb": {"image": {"alt": ALT}}}
     )
     for count, cell in enumerate((c for c in cells if c.cell_type == "code"), 1):
         cell.execution_count = count
