@@ -36,7 +36,10 @@ HEADER = (
     "           blocks    blocks     thousand blocks/s     kvbook's speed, divided by\n"
     "case     per call    cached     kvbook      peer      the peer's the floor's"
 )
-ROW = "{case:8} {per_call:8}  {cached:8}  {kvbook:9.0f} {peer:9.0f}  {ratio:14.2f} {floor_share:11.2f}"
+ROW = (
+    "{case:8} {per_call:8}  {cached:8}  {kvbook:9.0f} {peer:9.0f}  "
+    "{ratio:14.2f} {floor_share:11.2f}"
+)
 
 Prompts = list[list[int]]
 Work = Callable[[], None]

@@ -18,7 +18,7 @@ from kvbook.cache.block_key import (
     sha256,
     token_array,
 )
-from kvbook.cache.blocks import BlockPool
+from kvbook.cache.blocks import BlockPool, counted
 from kvbook.errors import OutOfBlocksError, SequenceEndedError
 
 PLAIN = Identity()
@@ -291,7 +291,8 @@ class PrefixCache:
             room -= sum(not self.pool.owners(block) for block in sharing)
         if missing > room:
             raise OutOfBlocksError(
-                f"{length} tokens need {missing} more blocks, but {room} of {self.pool.blocks} "
+                f"{counted(length, 'token')} need{'s' if length == 1 else ''} "
+                f"{counted(missing, 'more block')}, but {room} of {self.pool.blocks} "
                 "are available; end another sequence first, or make a larger pool"
             )
         self.pool.share(sharing)

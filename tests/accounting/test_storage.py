@@ -26,7 +26,7 @@ PER_CHANNEL = Format("int4", 4, group=1, scale_bits=16, zero_bits=16, group_toke
 
 def format_of(codec: Codec, dtype: torch.dtype) -> Format:
     """What a codec keeps, said in numbers: scales have the type of the cache, or one byte."""
-    tokens, channels = codec.tile
+    tokens, channels = codec.group
     bits = {"int8": 8, "int4": 4, "float8_e4m3": 8, "float4_e2m1": 4}[codec.element]
     scale = 8 if codec.element == "float4_e2m1" else dtype.itemsize * 8
     zero = 0 if codec.symmetric else scale
