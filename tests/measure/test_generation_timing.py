@@ -164,8 +164,8 @@ def test_one_token_has_a_first_but_no_rate() -> None:
         (None, {}, "prompt_lengths must list the number of tokens of each prompt, got None"),
         ([3, 1.5], {}, "a prompt length must be a whole number at least 1, got 1.5"),
         ([3, 0], {}, "a prompt length must be at least 1, got 0"),
-        ([3], {"warmup": -1}, "warmup must be at least 0, got -1"),
-        ([3], {"repetitions": 0}, "repetitions must be at least 1, got 0"),
+        ([3], {"warmup": -1}, "warmup must be from 0 to 1,000, got -1"),
+        ([3], {"repetitions": 0}, "repetitions must be from 1 to 1,000, got 0"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_runs(
