@@ -1,8 +1,9 @@
 """What people do to a cache between two steps, for every placement and store.
 
 A schedule of even and ragged steps is run with one action between two of them. Afterwards the
-logits are those of a cache that nothing happened to, bit for bit unless said otherwise, or the next use is refused by
-name and the cache is whole again after what the error says. Nothing in between.
+logits are those of a cache that nothing happened to, bit for bit unless said otherwise, or the
+next use is refused by name and the cache is whole again after what the error says. Nothing in
+between.
 """
 
 import copy
@@ -111,7 +112,9 @@ def test_a_shallow_copy_is_refused(placed: str, stored: str) -> None:
 
 
 @every_cache
-@pytest.mark.parametrize("modes", list(product((False, True), repeat=3)), ids=str)
+@pytest.mark.parametrize(
+    "modes", [(False, True, False), (True, False, True), (True, True, False)], ids=str
+)
 def test_inference_mode_around_some_steps_and_not_others(
     placed: str, stored: str, modes: tuple[bool, bool, bool]
 ) -> None:
