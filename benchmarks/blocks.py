@@ -269,6 +269,8 @@ def find(case: Case) -> Contenders:
     serve(prefix, cached, found=0)
     serve_by_peer(peer, cached, found=0)
     found, n = PROMPT_BLOCKS * BLOCK_SIZE, case.blocks // PROMPT_BLOCKS
+    serve(prefix, prompts, found)  # once around: the peer's blocks lie in the order of the prompts
+    serve_by_peer(peer, prompts, found)
     ours, theirs, floors = (itertools.cycle(prompts) for _ in range(3))
     return {
         "kvbook": lambda: serve(prefix, itertools.islice(ours, n), found),

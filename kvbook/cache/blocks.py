@@ -90,10 +90,8 @@ class BlockPool:
             )
         taken = free[: -n - 1 : -1]  # from the top of the stack, n of them or all
         del free[-n:]
-        for _ in range(n - len(taken)):
-            block, _ = self._evictable.popitem(last=False)
-            taken.append(block)
-            self._kept.pop(block)(block)
+        while len(taken) < n:
+            taken.append(self._evict())
         for block in taken:
             owners[block] = 1
         return taken
@@ -233,6 +231,12 @@ class BlockPool:
                     f"block {block} has {counted(self._owners[block], 'owner')} and cannot be "
                     f"released {times} times; release() it once for each allocate() and share()"
                 )
+
+    def _evict(self) -> int:
+        block, _ = self._evictable.popitem(last=False)
+        forget = self._kept.pop(block)
+        forget(block)
+        return block
 
 
 def counted(n: int, noun: str) -> str:

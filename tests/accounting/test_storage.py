@@ -85,11 +85,11 @@ def test_no_values_are_no_bytes() -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("codec", [INT8, replace(INT8, symmetric=False), INT4, FLOAT8, FLOAT4,
                                    replace(INT4, symmetric=True)])  # fmt: skip
-@pytest.mark.parametrize("tile", [(1, 1), (1, 2), (1, 6), (4, 1), (12, 1), (4, 3)])
+@pytest.mark.parametrize("group", [(1, 1), (1, 2), (1, 6), (4, 1), (12, 1), (4, 3)])
 def test_a_coded_store_allocates_what_is_counted(
-    codec: Codec, dtype: str, tile: tuple[int, int]
+    codec: Codec, dtype: str, group: tuple[int, int]
 ) -> None:
-    codec = replace(codec, tile=tile)
+    codec = replace(codec, group=group)
     form = format_of(codec, TYPES[dtype])
     for heads, key_width, value_width in product((1, 3), (6, 18), (6, 0)):
         store = quantized(codec)(LayerKind(heads, key_width, value_width, TYPES[dtype]), 2, 3, 24)

@@ -421,6 +421,13 @@ def test_a_bad_call_says_why_and_changes_nothing(name: str) -> None:
     assert prefix.pool.allocate(3) == [5, 1, 0]  # free, then evictable, in the order they had
 
 
+def test_one_token_and_one_block_are_not_spoken_of_as_many() -> None:
+    prefix = new(blocks=1)
+    prefix.begin([1])
+    with pytest.raises(OutOfBlocksError, match=r"^1 token needs 1 more block, but 0 of 1 are"):
+        prefix.begin([2])
+
+
 @pytest.mark.parametrize("fingerprint", [1.5, True, ("a", "b"), []])
 def test_a_fingerprint_is_a_name(fingerprint: object) -> None:
     with pytest.raises(ValueError, match="string, bytes, an integer or None"):
