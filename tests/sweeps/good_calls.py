@@ -270,7 +270,7 @@ def _() -> Good:
 
 # ---- The cache
 
-simple("Codec", Codec, element="int8", tile=(1, 32), symmetric=True)
+simple("Codec", Codec, element="int8", group=(1, 32), symmetric=True)
 simple("Codec.grouped", kvbook.INT8.grouped, channels=4)
 simple("Codec.per_channel", kvbook.INT8.per_channel, tokens=4)
 simple("Codec.encode", kvbook.INT8.encode, x=torch.ones(2, 3, 32))
@@ -446,7 +446,7 @@ def of_loop(name: str, /, **extra: Callable[[KVCache], Any]) -> None:
 
 of_loop("stream_naive")
 of_loop("generate_naive", stop_tokens=lambda cache: [28])
-of_loop("stream_cached", cache=lambda cache: cache)
+of_loop("stream_cached", cache=lambda cache: cache, stop_tokens=lambda cache: [28])
 of_loop("generate_cached", cache=lambda cache: cache, stop_tokens=lambda cache: [28])
 
 
@@ -456,7 +456,7 @@ def of_prefix_loop(name: str, /, **extra: Any) -> None:
         cache, prefix = MODEL.new_bound_cache(pool), kvbook.PrefixCache(pool, "toy")
         arguments = {
             "model": MODEL, "prompt": [1, 2, 3], "max_new_tokens": 2, "cache": cache,
-            "prefix": prefix, "sampler": kvbook.greedy, **extra,
+            "prefix": prefix, "sampler": kvbook.greedy, "resumed": False, **extra,
         }  # fmt: skip
         return Good(getattr(kvbook, name), arguments, pool_life(pool))
 
