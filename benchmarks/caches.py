@@ -72,7 +72,7 @@ def ring(store: Callable[..., Any]) -> Callable[[Transformer, int], KVCache]:
     """The last WINDOW tokens, and STEPS that may be taken back."""
 
     def make(model: Transformer, slots: int) -> KVCache:
-        kinds = [kind._replace(window=WINDOW) for kind in model.layer_kinds]
+        kinds = [replace(kind, window=WINDOW) for kind in model.layer_kinds]
         return cache_of(kinds, [Ring(1, WINDOW, rollback=STEPS)], store)
 
     return make
@@ -170,9 +170,13 @@ def measure(
     model: Transformer, kinds: Sequence[Kind], context: int, reps: int
 ) -> dict[str, dict[str, float]]:
     """Medians of one context. The kinds take turns in random order."""
-    heads, key_dim, value_dim, dtype = model.layer_kinds[0][:4]
-    shapes = [(model.config.n_heads, key_dim), (heads, key_dim), (heads, value_dim)]
-    new = [torch.randn(1, count, 1, width).to(dtype) for count, width in shapes]
+    kind = model.layer_kinds[0]
+    shapes = [
+        (model.config.n_heads, kind.key_dim),
+        (kind.kv_heads, kind.key_dim),
+        (kind.kv_heads, kind.value_dim),
+    ]
+    new = [torch.randn(1, count, 1, width).to(kind.dtype) for count, width in shapes]
     tokens = torch.randint(0, model.config.vocab_size, (1, 1))
     caches = {kind.name: kind.make(model, rounded(context + STEPS)) for kind in kinds}
     for cache in caches.values():

@@ -41,7 +41,7 @@ def token_array(tokens: Iterable[int]) -> "array[int]":
         if listed is not tokens and isinstance(listed, list) and bool in map(type, listed):
             raise TypeError("true and false are no integers")
         return array("q", listed)
-    except (TypeError, OverflowError) as error:
+    except (TypeError, OverflowError, NotImplementedError, RuntimeError) as error:
         raise ValueError(
             f"tokens must be a list of integers of at most 64 bits, got {tokens!r:.60} ({error}); "
             "encode the text with a tokenizer first"

@@ -180,6 +180,8 @@ class BlockPool:
 
     def kept(self, block: int) -> bool:
         """Whether what this block holds is final and can be found."""
+        if type(block) is not int or not 0 <= block < self.blocks:
+            raise self._not_in_use(block)
         return block in self._kept
 
     def writable(self, block: int) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvbook.cache.blocks import BlockPool
+from kvbook.cache.sizes import check_class
 
 
 class BoundTable(Protocol):
@@ -28,3 +29,8 @@ class BlockTable:
 
     pool: BlockPool
     blocks: list[int]
+
+    def __post_init__(self) -> None:
+        check_class("pool", self.pool, BlockPool, "BlockPool(blocks, block_size)")
+        if not isinstance(self.blocks, list) or any(type(b) is not int for b in self.blocks):
+            raise ValueError(f"blocks must be a list of block numbers, got {self.blocks!r:.80}")

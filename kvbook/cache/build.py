@@ -19,7 +19,8 @@ from kvbook.cache.layer_kind import LayerKind
 from kvbook.cache.paged import Paged
 from kvbook.cache.placement import Placement
 from kvbook.cache.ring import Ring
-from kvbook.cache.store import DenseStore, NewStore, SlotMajorStore
+from kvbook.cache.sizes import check_class, check_counts_from_zero, check_sizes
+from kvbook.cache.store import DenseStore, NewStore, SlotMajorStore, Store
 from kvbook.cache.tail import TailedGroup
 
 
@@ -38,6 +39,9 @@ def new_cache(
     ``rollback``, layers with a window keep no more than they see and so many tokens that may be
     taken back (a ring); without it, every layer keeps the whole text.
     """
+    _check_kinds(layer_kinds)
+    if rollback is not None:
+        check_sizes(rollback=rollback)
 
     def place(kind: LayerKind) -> Placement:
         if kind.window is not None and rollback is not None:
@@ -90,10 +94,12 @@ def cache_of(
     group: Callable[..., CacheGroup] = CacheGroup,
 ) -> KVCache:
     """A cache with one group for each kind of layer, placed as ``placements`` says."""
+    check_counts_from_zero(tail=tail)
     kinds = list(dict.fromkeys(layer_kinds))
     groups = []
     for kind, placement in zip(kinds, placements, strict=True):
         stored = store(kind, list(layer_kinds).count(kind), *placement.store_shape, device)
+        check_class("what store makes", stored, Store, "give DenseStore or quantized(INT8), say")
         if tail == 0 and stored.write_size == 1:
             groups.append(group(placement, stored))
         else:
@@ -102,6 +108,7 @@ def cache_of(
 
 
 def _check_pools(layer_kinds: Sequence[LayerKind], pools: Sequence[BlockPool]) -> None:
+    _check_kinds(layer_kinds)
     kinds = len(set(layer_kinds))
     if len(pools) != kinds:
         raise ValueError(
@@ -109,6 +116,12 @@ def _check_pools(layer_kinds: Sequence[LayerKind], pools: Sequence[BlockPool]) -
             f"{len(pools)}; give BlockPool(blocks, block_size) so many times"
         )
     for pool in pools:
-        if not isinstance(pool, BlockPool):
-            raise ValueError(f"a pool must be a BlockPool(blocks, block_size), got {pool!r:.80}")
+        check_class("a pool", pool, BlockPool, "BlockPool(blocks, block_size)")
         pool.check_unclaimed()
+
+
+def _check_kinds(layer_kinds: Sequence[LayerKind]) -> None:
+    if not isinstance(layer_kinds, list | tuple) or not layer_kinds:
+        raise ValueError(f"layer_kinds must list a LayerKind per layer, got {layer_kinds!r:.80}")
+    for kind in layer_kinds:
+        check_class("a layer's kind", kind, LayerKind, "model.layer_kinds holds them")

@@ -14,6 +14,7 @@ from torch import Tensor
 from kvbook.cache.bound_table import BoundTable
 from kvbook.cache.group import CacheGroup
 from kvbook.cache.layer_kind import LayerKind
+from kvbook.cache.sizes import check_class, check_list
 from kvbook.cache.step import Step, check_counts
 from kvbook.cache.view import View
 from kvbook.errors import CacheFullError, UnfinishedStepError
@@ -33,6 +34,10 @@ class KVCache:
     def __init__(self, *groups: CacheGroup, pattern: Sequence[int] | None = None) -> None:
         if not groups:
             raise ValueError("a cache needs at least one group; give CacheGroup(placement, store)")
+        for group in groups:
+            check_class("a group", group, CacheGroup, "CacheGroup(placement, store)")
+        if pattern is not None and not isinstance(pattern, list | tuple):
+            raise ValueError(f"pattern must list the group of each layer, got {pattern!r:.80}")
         if pattern is None and len(groups) > 1:
             raise ValueError(f"{len(groups)} groups need a pattern: the group of each layer")
         pattern = [0] * groups[0].layers if pattern is None else list(pattern)
@@ -127,6 +132,7 @@ class KVCache:
 
     def check_room(self, counts: Sequence[int]) -> None:
         """Raise ``CacheFullError`` if row b cannot hold ``counts[b]`` more tokens."""
+        check_list("counts", counts)
         most = max((count for count in counts if type(count) is int), default=0)
         self._check_room(self._new_step(counts, most))
 
@@ -242,12 +248,14 @@ class KVCache:
         short or has blocks that nobody owns, and where rows have slots of their own; nothing has
         changed then.
         """
-        rows = len(lengths) if isinstance(lengths, Sequence) else 0
+        rows = len(lengths) if isinstance(lengths, list | tuple) else 0
         if not rows or not all(type(n) is int and n >= 0 for n in lengths):
             raise ValueError(
                 f"bind() takes the length of each row, integers from 0 on, got {lengths!r:.200}"
             )
-        given = [len(group) if isinstance(group, Sequence) else group for group in tables]
+        for of_group in tables:
+            check_list("tables of a group", of_group)
+        given = [len(of_group) for of_group in tables]
         if given != [rows] * len(self.groups):
             raise ValueError(
                 f"bind() takes {len(self.groups)} lists of tables, one for each group of layers, "
@@ -261,11 +269,14 @@ class KVCache:
 
     def fill_unused(self, value: float) -> None:
         """Write ``value`` into every slot without a token: for tests of what must not matter."""
+        if type(value) not in (int, float):
+            raise ValueError(f"fill_unused() takes a number, got {value!r:.80}")
         for group in self.groups:
-            group.fill_unused(self._lengths, value)
+            group.fill_unused(self._lengths, float(value))
 
     def _new_step(self, counts: Sequence[int], T: int) -> Step:
         """The next step. Raises ``ValueError`` unless it is for the active rows."""
+        check_list("counts", counts)
         rows = len(self._lengths)
         if len(counts) != rows:
             raise ValueError(

@@ -119,6 +119,8 @@ class Codec:
 
         Scales may also come one per token, (…, t, heads, n), when tokens were picked one by one.
         """
+        if not isinstance(encoded, Encoded):
+            raise ValueError(f"decode() takes what encode() gives, got {encoded!r:.80}")
         element, scale = FORMATS[self.element, self.symmetric]
         codes, scales, offsets = encoded
         lines, per_row, channels = scales.shape[-3], scales.shape[-1], self.group[1]

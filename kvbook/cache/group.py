@@ -13,6 +13,7 @@ from kvbook.cache.bound_table import BoundTable
 from kvbook.cache.layer_kind import LayerKind
 from kvbook.cache.mask import AttentionMask, attention_mask
 from kvbook.cache.placement import Placement, Plan
+from kvbook.cache.sizes import check_class
 from kvbook.cache.step import Step
 from kvbook.cache.store import Store
 from kvbook.cache.view import KVView, View
@@ -22,6 +23,8 @@ class CacheGroup:
     """A placement (position to slot) and a store (slot to bytes) for so many layers of a kind."""
 
     def __init__(self, placement: Placement, store: Store) -> None:
+        check_class("placement", placement, Placement, "Contiguous(rows, capacity), say")
+        check_class("store", store, Store, "DenseStore(kind, layers, rows, slots), say")
         if placement.store_shape != (store.rows, store.slots):
             rows, slots = placement.store_shape
             raise ValueError(
@@ -128,6 +131,7 @@ class CacheGroup:
             )
         kind = self.kind
         for name, new, width in (("keys", keys, kind.key_dim), ("values", values, kind.value_dim)):
+            check_class(name, new, Tensor, "(B, Hkv, T, D)")
             fits = new.shape == (*self._new_shape, width)
             if not fits or new.dtype != kind.dtype or new.device != self.device:
                 raise ValueError(

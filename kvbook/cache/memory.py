@@ -4,7 +4,7 @@ Knows: the questions. Does not know: who answers them.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from kvbook.cache.layer_kind import LayerKind
 from kvbook.cache.view import View
 
 
+@runtime_checkable
 class Memory(Protocol):
     """A cache, or something that a model can use like one.
 

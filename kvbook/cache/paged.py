@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvbook.cache.blocks import BlockPool
 from kvbook.cache.placement import Placement, Plan, Run, ragged_indices
-from kvbook.cache.sizes import check_sizes
+from kvbook.cache.sizes import check_class, check_sizes
 from kvbook.cache.step import Step
 from kvbook.cache.store import Where
 from kvbook.cache.view import NOT_A_TOKEN
@@ -26,8 +26,7 @@ class InBlocks(Placement):
     """Rows whose slots are found through block tables, whoever owns these."""
 
     def __init__(self, pool: BlockPool) -> None:
-        if not isinstance(pool, BlockPool):
-            raise ValueError(f"pool must be a BlockPool(blocks, block_size), got {pool!r:.80}")
+        check_class("pool", pool, BlockPool, "BlockPool(blocks, block_size)")
         self.pool, self.pools = pool, (pool,)
         self.store_shape = (1, pool.blocks * pool.block_size)
         # The tables again as one tensor: no Python work per token when slots are looked up.

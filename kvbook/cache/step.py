@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from kvbook.cache.sizes import check_counts_from_zero
 from kvbook.cache.view import NOT_A_TOKEN
 
 
@@ -76,7 +77,8 @@ def check_counts(counts: Sequence[int] | None, rows: int, T: int) -> tuple[int, 
     """
     if counts is None:
         return (T,) * rows
-    fits = isinstance(counts, Sequence) and len(counts) == rows
+    check_counts_from_zero(T=T)
+    fits = isinstance(counts, list | tuple) and len(counts) == rows
     if not fits or not all(type(count) is int and 0 <= count <= T for count in counts):
         raise ValueError(
             f"counts must hold one integer from 0 to {T} for each of the {rows} rows, got "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvbook.cache.layer_kind import LayerKind
-from kvbook.cache.sizes import check_sizes
+from kvbook.cache.sizes import check_class, check_sizes
 
 Where = tuple[Any, Any]  # (rows, slots), as PyTorch indexing takes it
 
@@ -44,6 +44,7 @@ class Store:
         slots: int,
         device: torch.device | str = "cpu",
     ) -> None:
+        check_class("kind", kind, LayerKind, "model.layer_kinds holds them")
         check_sizes(layers=layers, rows=rows, slots=slots)
         self.kind, self.layers, self.rows, self.slots = kind, layers, rows, slots
         self.device = usable_device(device)
@@ -91,6 +92,8 @@ class Store:
 def usable_device(device: torch.device | str) -> torch.device:
     """The device, with its number. ``ValueError`` if there is no such device here."""
     try:
+        if not isinstance(device, str | torch.device):
+            raise TypeError("no name of a device")
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = str(error).splitlines()[0]

@@ -18,7 +18,7 @@ from kvbook.cache.bound_table import BoundTable
 from kvbook.cache.group import CacheGroup
 from kvbook.cache.mask import AttentionMask, full_mask
 from kvbook.cache.placement import Placement
-from kvbook.cache.sizes import check_counts_from_zero
+from kvbook.cache.sizes import check_class, check_counts_from_zero
 from kvbook.cache.step import Step
 from kvbook.cache.store import DenseStore, Store
 from kvbook.cache.view import NOT_A_TOKEN, KVView
@@ -33,6 +33,7 @@ class TailedGroup(CacheGroup):
     """
 
     def __init__(self, placement: Placement, store: Store, tail: int) -> None:
+        check_class("store", store, Store, "quantized(INT8)(kind, layers, rows, slots), say")
         check_counts_from_zero(tail=tail)
         if tail + store.write_size < 2:
             raise ValueError("a tail of 0 tokens before a store of single tokens: use CacheGroup")

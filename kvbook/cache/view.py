@@ -9,6 +9,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from kvbook.cache.sizes import check_counts_from_zero, check_sizes
+
 NOT_A_TOKEN = -1  # the position of padding: such a key is seen by no query
 
 
@@ -52,6 +54,7 @@ class KVView:
 
     def tiles(self, size: int) -> "Iterator[KVView]":
         """The view in pieces of ``size`` keys, each with its own part of the mask."""
+        check_sizes(size=size)
         mask = explicit_mask(self.positions, self.mask, self.is_causal)
         for start in range(0, self.keys.shape[2], size):
             part = slice(start, start + size)
@@ -76,11 +79,23 @@ def visible(queries: Tensor, keys: Tensor, window: int | None = None, sinks: int
     >>> visible(torch.tensor([[4]]), torch.arange(5)[None], window=2, sinks=1).int().tolist()
     [[[1, 0, 0, 1, 1]]]
     """
+    for name, positions in (("queries", queries), ("keys", keys)):
+        if not isinstance(positions, Tensor) or positions.ndim != 2:
+            raise ValueError(f"{name} must be positions (B, T), got {positions!r:.80}")
+    if queries.device != keys.device:
+        raise ValueError(f"queries are on {queries.device}, keys on {keys.device}; move one")
+    _check_window(window, sinks)
     query, key = queries[:, :, None], keys[:, None, :]
     seen = (key >= 0) & (key <= query)
     if window is not None:
         seen &= (key > query - window) | (key < sinks)
     return seen
+
+
+def _check_window(window: int | None, sinks: int) -> None:
+    if window is not None:
+        check_sizes(window=window)
+    check_counts_from_zero(sinks=sinks)
 
 
 def explicit_mask(positions: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor | None:
@@ -94,6 +109,8 @@ def visible_count(end: int, window: int | None, sinks: int = 0) -> int:
     >>> [visible_count(end, window=4, sinks=1) for end in (1, 4, 5, 6, 100)]
     [1, 4, 5, 5, 5]
     """
+    check_counts_from_zero(end=end)
+    _check_window(window, sinks)
     if window is None:
         return end
     return min(end, window) + min(sinks, max(0, end - window))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvbook.cache import KVCache
+from kvbook.cache.sizes import check_class
 from kvbook.errors import CacheFullError
 from kvbook.generate.sampling import Sampler, greedy
 from kvbook.model.transformer import Transformer, check_tokens
@@ -24,7 +25,10 @@ def left_pad(rows: Prompts) -> tuple[Tensor, list[int]]:
             [0, 0, 5]]), [3, 1])
     """
     if not isinstance(rows, Sequence) or not all(
-        isinstance(row, Sequence) and all(type(token) is int for token in row) for row in rows
+        isinstance(row, Sequence)
+        and not isinstance(row, bytes | bytearray)
+        and all(type(token) is int for token in row)
+        for row in rows
     ):
         raise ValueError(
             f"prompts must be lists of integer token ids, one list per row, got {rows!r:.80}; "
@@ -45,7 +49,7 @@ def stream_naive(
     model: Transformer, prompts: Prompts, max_new_tokens: int, sampler: Sampler = greedy
 ) -> Iterator[Tensor]:
     """Yield the next token of every row, (B,), re-feeding the whole text at each step."""
-    _check(model, prompts, max_new_tokens)
+    _check(model, prompts, max_new_tokens, sampler)
     return _steps_naive(model, [list(row) for row in prompts], max_new_tokens, sampler)
 
 
@@ -55,7 +59,7 @@ def _steps_naive(
     for _ in range(max_new_tokens):
         tokens, counts = left_pad(texts)
         logits = model(tokens.to(model.device), counts=counts, last_only=True)
-        chosen = sampler(logits[:, -1])
+        chosen = choose(sampler, logits)
         yield chosen
         for text, token in zip(texts, chosen.tolist(), strict=True):
             text.append(token)
@@ -76,7 +80,7 @@ def stream_cached(
     takes nothing more; what is yielded for it from then on means nothing. The stream ends when
     every row has.
     """
-    _check(model, prompts, max_new_tokens, stop_tokens)
+    _check(model, prompts, max_new_tokens, sampler, stop_tokens)
     tokens, counts = left_pad(prompts)
     if cache is None:
         cache = model.new_cache(len(prompts), max(counts) + max_new_tokens - 1)
@@ -96,7 +100,7 @@ def _steps_cached(
     logits = model(tokens.to(model.device), cache, counts=counts, last_only=True)  # prefill
     running = [1] * len(counts)  # new tokens that each row still takes per step
     for remaining in range(max_new_tokens - 1, -1, -1):
-        chosen = sampler(logits[:, -1])
+        chosen = choose(sampler, logits)
         yield chosen
         if stop_tokens:
             drawn = zip(running, chosen.tolist(), strict=True)
@@ -114,7 +118,7 @@ def generate_naive(
     stop_tokens: Collection[int] = (),
 ) -> list[list[int]]:
     """New tokens of each row, without a cache: the same result at a higher price."""
-    _check(model, prompts, max_new_tokens, stop_tokens)
+    _check(model, prompts, max_new_tokens, sampler, stop_tokens)
     steps = stream_naive(model, prompts, max_new_tokens, sampler)
     return _collect(steps, len(prompts), stop_tokens)
 
@@ -153,6 +157,15 @@ def generate_cached(
     return texts
 
 
+def choose(sampler: Sampler, logits: Tensor) -> Tensor:
+    """The next token of each row, (B,), from logits (B, 1, V) of its last position."""
+    chosen = sampler(logits[:, -1])
+    if not isinstance(chosen, Tensor) or chosen.shape != logits.shape[:1]:
+        raise ValueError(f"the sampler gave {chosen!r:.80} for {len(logits)} rows; it must give "
+                         "one token for each, as a tensor (B,)")
+    return chosen
+
+
 def _collect(steps: Iterator[Tensor], rows: int, stop_tokens: Collection[int]) -> list[list[int]]:
     texts: list[list[int]] = [[] for _ in range(rows)]
     running = set(range(rows))
@@ -167,15 +180,22 @@ def _collect(steps: Iterator[Tensor], rows: int, stop_tokens: Collection[int]) -
 
 
 def check_request(
-    model: Transformer, longest: int, max_new_tokens: int, stop_tokens: Collection[int]
+    model: Transformer,
+    longest: int,
+    max_new_tokens: int,
+    stop_tokens: Collection[int],
+    sampler: Sampler,
 ) -> None:
     """Raise ``ValueError`` unless so many new tokens can follow a prompt of ``longest`` tokens.
 
     Raises ``CacheFullError`` if the model has too few positions.
     """
+    check_class("model", model, Transformer, "load_smollm2() or Transformer(config)")
+    if not callable(sampler):
+        raise ValueError(f"sampler must be a Sampler, got {sampler!r:.80}")
     if type(max_new_tokens) is not int or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be a positive integer, got {max_new_tokens!r}")
-    known = isinstance(stop_tokens, Collection) and all(
+    known = isinstance(stop_tokens, list | tuple | set | frozenset) and all(
         type(token) is int and 0 <= token < model.config.vocab_size for token in stop_tokens
     )
     if not known:
@@ -195,15 +215,17 @@ def _check(
     model: Transformer,
     prompts: Prompts,
     max_new_tokens: int,
+    sampler: Sampler,
     stop_tokens: Collection[int] = (),
 ) -> None:
     tokens, counts = left_pad(prompts)
+    check_request(model, max(counts), max_new_tokens, stop_tokens, sampler)
     check_tokens(tokens, model.config.vocab_size)
-    check_request(model, max(counts), max_new_tokens, stop_tokens)
 
 
 def _check_room(cache: KVCache, counts: Sequence[int], model: Transformer) -> None:
     """Raise ``CacheFullError`` unless each row can take so many more tokens."""
+    check_class("cache", cache, KVCache, "model.new_cache() makes one")
     if len(cache.lengths) != len(counts):
         raise ValueError(
             f"got {len(counts)} prompts, but the cache has {len(cache.lengths)} active rows; "

@@ -13,7 +13,8 @@ import torch
 from kvbook.cache import KVCache, PrefixCache
 from kvbook.cache.block_key import Identity
 from kvbook.cache.prefix import CachedSequence
-from kvbook.generate.loops import check_request, left_pad
+from kvbook.cache.sizes import check_class
+from kvbook.generate.loops import check_request, choose, left_pad
 from kvbook.generate.sampling import Sampler, greedy
 from kvbook.model.transformer import Transformer, check_tokens
 
@@ -41,9 +42,9 @@ def stream_with_prefix(
     text that is longer than the model, at once; with the first token ``ValueError`` for what
     ``PrefixCache.begin`` refuses, and with any token ``OutOfBlocksError``. Nothing is held then.
     """
-    tokens, [count] = left_pad([list(prompt)])
+    tokens, [count] = left_pad([prompt])
+    check_request(model, count, max_new_tokens, (), sampler)
     check_tokens(tokens, model.config.vocab_size)
-    check_request(model, count, max_new_tokens, ())
     _check_same_blocks(cache, prefix)
 
     def begin() -> CachedSequence:
@@ -67,7 +68,7 @@ def _steps(
             new = [sequence.tokens[sequence.written :].tolist()]
             logits = model(torch.tensor(new, device=model.device), cache, last_only=True)
             prefix.commit(sequence, len(sequence.tokens))
-            token = int(sampler(logits[:, -1])[0])
+            token = int(choose(sampler, logits)[0])
             yield token
             if step < max_new_tokens - 1:
                 prefix.append(sequence, [token])
@@ -88,7 +89,7 @@ def generate_with_prefix(
     resumed: bool = False,
 ) -> list[int]:
     """The new tokens of ``stream_with_prefix``, up to the first of ``stop_tokens``."""
-    check_request(model, 1, 1, stop_tokens)
+    check_request(model, 1, 1, stop_tokens, sampler)
     stream = stream_with_prefix(
         model, prompt, max_new_tokens, cache, prefix, sampler, identity, resumed
     )
@@ -103,6 +104,8 @@ def generate_with_prefix(
 
 def _check_same_blocks(cache: KVCache, prefix: PrefixCache) -> None:
     """Raise ``ValueError`` unless the blocks that the prefix names are those of the cache."""
+    check_class("cache", cache, KVCache, "model.new_bound_cache() makes one")
+    check_class("prefix", prefix, PrefixCache, "PrefixCache(pool, fingerprint)")
     if len(cache.groups) != 1:
         raise ValueError(
             f"the cache has {len(cache.groups)} groups of layers, each with blocks of its own, but "

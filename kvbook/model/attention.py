@@ -19,6 +19,7 @@ def attend(queries: Tensor, view: View, scale: float) -> Tensor:
 
     Query head h reads KV head h // (H / Hkv). A query that sees no key gives zeros.
     """
+    check_view(queries, view)
     B, H, T, D = queries.shape
     keys, values = view.read()
     if T == 1:
@@ -37,3 +38,11 @@ def attend(queries: Tensor, view: View, scale: float) -> Tensor:
         scale=scale,
         enable_gqa=True,
     )
+
+
+def check_view(queries: Tensor, view: View) -> None:
+    """Raise ``ValueError`` unless these are queries (B, H, T, D) and a view to be read."""
+    if not isinstance(queries, Tensor) or queries.ndim != 4 or not queries.is_floating_point():
+        raise ValueError(f"queries must be a floating tensor (B, H, T, D), got {queries!r:.80}")
+    if not hasattr(view, "read"):
+        raise ValueError(f"view must be what a cache's update() returns, got {view!r:.80}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvbook.cache import KVView, View
+from kvbook.cache.sizes import check_sizes
 from kvbook.model.attention import Attend, attend
 
 
@@ -22,9 +23,13 @@ def dependencies(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     True shows a dependence. False shows none for this input and this change; that there is none
     for any input is for an argument to say.
     """
+    if not isinstance(rows, Tensor) or not rows.numel():
+        raise ValueError(f"rows must be a tensor (T, …) that is not empty, got {rows!r:.80}")
     rows = rows.contiguous()
     generator = torch.Generator().manual_seed(0)
     before = function(rows)
+    if not isinstance(before, Tensor) or not before.ndim:
+        raise ValueError(f"function must give a tensor (T, …), got {before!r:.80}")
     columns = []
     for j in range(len(rows)):
         changed = rows.clone()
@@ -44,6 +49,9 @@ def visibility(view: View, heads: int, T: int, attend: Attend = attend) -> Tenso
     Queries are zero and values are the identity, so row i is 1/n on exactly the n positions that
     query i may see, and 0 elsewhere.
     """
+    check_sizes(heads=heads, T=T)
+    if not hasattr(view, "read"):
+        raise ValueError(f"view must be what a cache's update() returns, got {view!r:.80}")
     keys, _ = view.read()
     B, Hkv, S, D = keys.shape
     eye = torch.eye(S, dtype=keys.dtype, device=keys.device).expand(B, Hkv, S, S)

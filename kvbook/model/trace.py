@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from kvbook.cache import KVCache
-from kvbook.model.transformer import Transformer
+from kvbook.cache.sizes import check_class
+from kvbook.model.transformer import Transformer, check_shape
 
 
 def hidden_states(
@@ -20,6 +21,8 @@ def hidden_states(
 
     Runs one forward pass of ``tokens`` (B, T); a ``cache`` is used and filled as usual.
     """
+    check_class("model", model, Transformer, "load_smollm2() or Transformer(config)")
+    check_shape(tokens)
     B, T = tokens.shape
     states: list[Tensor] = []
 
@@ -47,13 +50,19 @@ def logits_in_pieces(
     ``tokens`` (T,) is cut before each position in ``cuts``, which ascend. A ``cache`` of one row
     is continued; without one the pieces go through a new cache that keeps everything.
     """
-    cache = model.new_cache(1, len(tokens)) if cache is None else cache
+    _check_text(model, tokens)
     edges = [0, *cuts, len(tokens)]
+    if not all(type(a) is type(b) is int and a < b for a, b in pairwise(edges)):
+        raise ValueError(
+            f"cuts must ascend and lie inside of the {len(tokens)} tokens, got {cuts!r:.80}"
+        )
+    cache = model.new_cache(1, len(tokens)) if cache is None else cache
     return torch.cat([model(tokens[None, a:b], cache)[0] for a, b in pairwise(edges)])
 
 
 def cached_entries(model: Transformer, tokens: Tensor) -> Tensor:
     """What a cache holds after one pass of ``tokens`` (T,): keys and values, (L, 2, Hkv, T, D)."""
+    _check_text(model, tokens)
     kind = model.layer_kinds[0]
     if kind.key_dim != kind.value_dim:
         raise ValueError(
@@ -65,3 +74,11 @@ def cached_entries(model: Transformer, tokens: Tensor) -> Tensor:
     return torch.stack(
         [torch.stack(cache.entries(layer)) for layer in range(model.config.n_layers)]
     )
+
+
+def _check_text(model: Transformer, tokens: Tensor) -> None:
+    """Raise ``ValueError`` unless these are a model and one line of tokens, (T,)."""
+    check_class("model", model, Transformer, "load_smollm2() or Transformer(config)")
+    if not isinstance(tokens, Tensor) or tokens.ndim != 1:
+        raise ValueError(f"tokens must be a tensor of one line, (T,), got {tokens!r:.80}")
+    check_shape(tokens[None])

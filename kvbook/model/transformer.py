@@ -8,6 +8,7 @@ know which rows belong to one sequence.
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from kvbook.cache import (
     new_cache,
     new_paged_cache,
 )
+from kvbook.cache.sizes import check_class
 from kvbook.cache.step import check_counts
 from kvbook.cache.store import usable_device
 from kvbook.config import ModelConfig
@@ -111,6 +113,7 @@ class Transformer(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
+        check_class("config", config, ModelConfig, "ModelConfig.from_hf() reads one")
         device = usable_device(device)
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
@@ -179,6 +182,8 @@ class Transformer(nn.Module):
             )
         B, T = tokens.shape
         counts = check_counts(counts, B, T)
+        if type(last_only) is not bool:
+            raise ValueError(f"last_only must be True or False, got {last_only!r:.80}")
         memory = Recompute(B, self.layer_kinds, self.device) if cache is None else cache
         self._check_memory(memory)
         self._check_positions(memory.lengths, counts)
@@ -201,15 +206,17 @@ class Transformer(nn.Module):
 
     def _check_memory(self, memory: Memory) -> None:
         """Raise ``ValueError`` unless each layer is remembered as this model's layers are."""
+        check_class("cache", memory, Memory, "model.new_cache() makes one")
         given, needed = memory.layer_kinds, self.layer_kinds
         if len(given) != len(needed):
             differ = [f"layers {len(given)} instead of {len(needed)}"]
         else:
             differ = list(dict.fromkeys(
-                f"{name} {has} instead of {need}"
-                for has_all, need_all in zip(given, needed, strict=True)
-                for name, has, need in zip(LayerKind._fields, has_all, need_all, strict=True)
+                f"{field.name} {getattr(has, field.name)} instead of {getattr(need, field.name)}"
+                for has, need in zip(given, needed, strict=True)
                 if has != need
+                for field in fields(LayerKind)
+                if getattr(has, field.name) != getattr(need, field.name)
             ))
         if differ:
             raise ValueError(

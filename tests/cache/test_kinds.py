@@ -6,6 +6,7 @@ hand and what is read is compared with the list of what was written.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ def test_bytes_per_token_are_the_sum_over_kinds() -> None:
 
 @pytest.mark.parametrize("change", [{"kv_heads": 2}, {"value_dim": 5}, {"dtype": torch.float32}])
 def test_layers_that_differ_in_anything_do_not_share_a_group(change: dict[str, Any]) -> None:
-    cache = new_cache([WIDE, WIDE._replace(**change), WIDE], 1, 4)
+    cache = new_cache([WIDE, replace(WIDE, **change), WIDE], 1, 4)
     assert [group.layers for group in cache.groups] == [2, 1]
 
 

@@ -94,7 +94,8 @@ class ListCache:
 
     def _padded(self, row: int, layer: int, side: int, longest: int) -> Tensor:
         vectors = self.held[row][layer][side]
-        heads, *widths = self.layer_kinds[0][:3]
+        kind = self.layer_kinds[0]
+        heads, widths = kind.kv_heads, (kind.key_dim, kind.value_dim)
         nothing = torch.zeros(heads, widths[side], dtype=torch.float64)
         return torch.stack([*vectors, *[nothing] * (longest - len(vectors))])
 
@@ -107,7 +108,8 @@ class ListCache:
     def entries(self, layer: int, row: int) -> tuple[Tensor, Tensor]:
         """What the row must still have, (heads, n, width) each, in position order."""
         positions = sorted(self.alive[row][layer])
-        heads, *widths = self.layer_kinds[0][:3]
+        kind = self.layer_kinds[0]
+        heads, widths = kind.kv_heads, (kind.key_dim, kind.value_dim)
         keys, values = (
             torch.stack([side[p] for p in positions], 1)
             if positions

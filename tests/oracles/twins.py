@@ -85,10 +85,12 @@ class Twins:
         before = self.lengths
         for memory in (self.cache, self.lists):
             memory.reserve(counts, T)
-            for layer, (heads, *widths) in enumerate(self.lists.layer_kinds):
+            for layer, kind in enumerate(self.lists.layer_kinds):
                 keys, values = (
-                    torch.full((len(counts), heads, T, D), float("nan"), dtype=torch.float64)
-                    for D in widths[:2]
+                    torch.full(
+                        (len(counts), kind.kv_heads, T, D), float("nan"), dtype=torch.float64
+                    )
+                    for D in (kind.key_dim, kind.value_dim)
                 )
                 memory.update(layer, keys, values)
         self.texts = [[*one, *[0] * count] for one, count in zip(self.texts, counts, strict=True)]
