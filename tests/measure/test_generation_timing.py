@@ -82,6 +82,14 @@ def test_the_median_is_taken_over_the_runs() -> None:
     assert taken.ttft == 1.5
     assert taken.tpot == 1.0  # of 1.0, 9.0 and 0.5
     assert taken.total == 3.0
+    assert taken.prefill_tokens_per_second == 8 / 1.5
+
+
+def test_one_slow_run_of_three_moves_no_median() -> None:
+    """Skewed: a mean of the first tokens would be 34 s."""
+    taken = GenerationTiming((8,), ((1.0, 2.0), (1.0, 2.0), (100.0, 300.0)), "made up")
+    assert (taken.ttft, taken.tpot, taken.total) == (1.0, 1.0, 2.0)
+    assert taken.prefill_tokens_per_second == 8
 
 
 def test_a_real_stream_is_timed_to_its_end() -> None:

@@ -256,6 +256,23 @@ def test_a_roofline_meets_at_the_ridge() -> None:
     plt.close(figure)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "message"),
+    [
+        (10.0, 10.0, "low must be below high"), (10.0, 1.0, "low must be below high"),
+        (0.0, 1.0, "low must be above 0"), (float("nan"), 1.0, "low must be above 0"),
+        (1.0, float("inf"), "high must be above 0 and below"), (1.0, "9", "high must be above 0"),
+    ],
+)  # fmt: skip
+def test_a_roofline_needs_two_ends(low: float, high: float, message: str) -> None:
+    machine = Hardware("x", {"float32": 2e12}, 1e11, None, "")
+    figure, ax = plt.subplots()
+    with pytest.raises(ValueError, match=message):
+        plots.roofline(ax, machine, {"float32": plots.BLUE}, low, high)
+    assert not ax.lines
+    plt.close(figure)
+
+
 def test_a_roofline_needs_a_peak_and_a_dtype() -> None:
     machine = Hardware("x", {"float32": 2e12}, 1e11, None, "")
     figure, ax = plt.subplots()

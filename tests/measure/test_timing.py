@@ -228,6 +228,27 @@ def test_median_quartiles_and_spread() -> None:
     assert taken.rate(6) == 2
 
 
+def test_one_slow_repetition_of_nine_moves_the_median_not_at_all() -> None:
+    """Skewed, as times are: the mean would be 12, and the middle of best and worst 50."""
+    taken = timing.Timing((1.0,) * 5 + (2.0, 2.0, 2.0, 99.0), "host clock")
+    assert taken.median == 1
+    assert taken.rate(6) == 6
+    assert taken.quartiles == (1, 2)
+
+
+def test_a_working_set_that_fills_the_cache_exactly_fits() -> None:
+    assert timing.Timing((1.0,), "x", working_set=100, last_level_cache=100).fits_in_cache is True
+    assert timing.Timing((1.0,), "x", working_set=101, last_level_cache=100).fits_in_cache is False
+
+
+def test_a_time_at_exactly_the_bound_is_possible() -> None:
+    least = SLOW.bound(0, 20_000_000_000, "float32")  # 1 s
+    assert timed(1.0, bound=least).median == 1.0
+    assert timed(0.75, bound=least, tolerance=0.25).median == 0.75
+    with pytest.raises(TooFastError):
+        timed(0.75 - 2**-20, bound=least, tolerance=0.25)
+
+
 def test_one_repetition_has_no_spread() -> None:
     assert timing.Timing((5.0,), "host clock").quartiles == (5, 5)
     assert timing.Timing((5.0,), "host clock").spread == 0

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import tokenizers
+import torch
 from oracles import bpe
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -130,6 +131,30 @@ def test_an_id_outside_the_vocabulary_is_refused(token: int, tokenizer: Tokenize
         tokenizer.decode([5, token])
 
 
+@pytest.mark.parametrize("ids", [[True], [1.0], ["5"], "5", b"5", 5, None, [[5]], torch.ones(2)])
+def test_what_is_no_list_of_ids_is_refused(ids: object, tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match=r"decode\(\) takes token ids in one list, got "):
+        tokenizer.decode(ids)  # type: ignore[arg-type]
+
+
+def test_ids_may_be_a_tensor_or_an_array(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("Hello, world!")
+    assert tokenizer.decode(torch.tensor(ids)) == "Hello, world!"
+    assert tokenizer.decode(torch.tensor(ids).numpy()) == "Hello, world!"
+
+
+@pytest.mark.parametrize("text", [None, 5, ["Hi"], b"Hi"])
+def test_what_is_no_text_is_not_encoded(text: object, tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match=r"encode\(\) takes text, got "):
+        tokenizer.encode(text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stop", [[True], [-1], ["2"], [2**32], "2"])
+def test_a_stop_token_is_an_id(stop: object, tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match=r"stop.token.* got "):
+        Tokenizer(tokenizer._backend, stop)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("text", [text for text in TEXTS if text not in SET_APART])
 def test_ids_are_those_of_the_transformers_library(
     text: str, tokenizer: Tokenizer, library: PreTrainedTokenizerBase
@@ -237,6 +262,13 @@ def test_nothing_is_added_even_if_the_folder_asks_for_a_first_token(folder: Path
     )
     backend.save(str(folder / "tokenizer.json"))
     assert load_tokenizer(folder).encode("7") == [39]
+
+
+@pytest.mark.parametrize("stop", [True, "2", -1, [2, "3"], {"id": 2}, 2**40])
+def test_a_stop_token_of_a_folder_that_is_no_id_is_named(stop: object, folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": stop}))
+    with pytest.raises(WeightFileError, match=r"config\.json has eos_token_id "):
+        load_tokenizer(folder)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,8 @@ def all_numbers(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     [
         ({"dtype": "bfloat16"}, None, torch.bfloat16),
         ({"dtype": None, "torch_dtype": "float16"}, None, torch.float16),
+        ({"dtype": "bfloat16", "torch_dtype": "float16"}, None, torch.bfloat16),
+        ({"dtype": "float16", "torch_dtype": "bfloat16"}, None, torch.float16),
         ({"dtype": None}, None, torch.float32),
         ({"dtype": "bfloat16"}, torch.float64, torch.float64),
     ],
@@ -122,9 +124,82 @@ def test_dtype_is_the_one_asked_for_or_the_one_of_the_config(
     assert {parameter.dtype for parameter in model.parameters()} == {given}
 
 
-def test_an_unknown_dtype_is_refused(folder: Path) -> None:
-    set_config(folder, dtype="float8_e4m3fn")
-    with pytest.raises(UnsupportedModelError, match="float8_e4m3fn"):
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "", ["float32"], 32, False])
+def test_an_unknown_dtype_is_refused(dtype: object, folder: Path) -> None:
+    set_config(folder, dtype=dtype)
+    with pytest.raises(UnsupportedModelError, match="asks for dtype") as caught:
+        load_folder(folder)
+    assert repr(dtype) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [(torch.int8, "I8"), (torch.int64, "I64"), (torch.float8_e4m3fn, "F8_E4M3")],
+)
+def test_a_tensor_of_codes_is_no_weight(dtype: torch.dtype, stored: str, folder: Path) -> None:
+    """Its shape may be right; its numbers mean nothing without scales."""
+    name = "model.layers.0.mlp.down_proj.weight"
+    change(folder, lambda t: t.update({name: t[name].to(dtype)}))
+    with pytest.raises(WeightFileError, match=f"{name}.* is stored as {stored}; allowed: F64, F32"):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_a_tensor_of_floats_is_one(dtype: torch.dtype, folder: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+    change(folder, lambda t: t.update({name: t[name].to(dtype)}))
+    load_folder(folder)
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.125])
+def test_the_epsilon_is_the_one_of_the_config(eps: float, folder: Path) -> None:
+    set_config(folder, rms_norm_eps=eps)
+    model = load_folder(folder)
+    assert model.config.norm_eps == eps
+    assert model.norm.eps == model.blocks[2].mlp_norm.eps == eps
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_hidden_layers", 10**9), ("num_hidden_layers", 0), ("num_hidden_layers", "3"),
+        ("num_hidden_layers", None), ("max_position_embeddings", 10**12),
+        ("max_position_embeddings", 2.0), ("rms_norm_eps", 0.0), ("rms_norm_eps", -1e-6),
+        ("rms_norm_eps", 1), ("rms_norm_eps", "1e-6"), ("model_type", ["llama"]),
+    ],
+)  # fmt: skip
+def test_a_config_that_no_model_can_have_is_refused_before_anything_is_built(
+    name: str, value: object, folder: Path
+) -> None:
+    set_config(folder, **{name: value})
+    with pytest.raises(WeightFileError, match=f"{name} .*Fetch it again") as caught:
+        load_folder(folder)
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({}, "no weight_map from tensors to file names, got None"),
+        ({"weight_map": ["a"]}, "no weight_map from tensors to file names"),
+        ({"weight_map": {"a": 1}}, "no weight_map from tensors to file names"),
+        ({"weight_map": {}}, "must name .safetensors files"),
+        ({"weight_map": {"a": "model.bin"}}, "must name .safetensors files"),
+        ({"weight_map": {"a": ""}}, "must name .safetensors files"),
+        ({"weight_map": {"a": "x\0.safetensors"}}, "must name .safetensors files"),
+    ],
+)
+def test_an_index_that_names_no_files_is_refused(
+    index: object, message: str, folder: Path
+) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(WeightFileError, match=message):
+        load_folder(folder)
+
+
+def test_more_layers_than_tensors_are_refused_before_a_plan_is_made(folder: Path) -> None:
+    set_config(folder, num_hidden_layers=9_999)
+    with pytest.raises(WeightFileError, match="states 9,999 layers, but the files hold 30 tensors"):
         load_folder(folder)
 
 
