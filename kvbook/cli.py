@@ -20,8 +20,8 @@ from kvbook.accounting.budget import max_sequences, max_tokens
 from kvbook.accounting.formats import parse_format
 from kvbook.accounting.gallery import gallery_model, load_gallery
 from kvbook.accounting.geometry import CacheGeometry
-from kvbook.accounting.size import CacheSize, cache_size, in_words
-from kvbook.accounting.units import format_bytes, parse_bytes
+from kvbook.accounting.need import CacheSize, cache_size
+from kvbook.accounting.units import format_bytes, in_words, parse_bytes
 
 
 class Parser(argparse.ArgumentParser):

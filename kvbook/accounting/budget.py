@@ -9,8 +9,8 @@ A windowed layer bends the curve and blocks make steps of it, so dividing by a s
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvbook.accounting.size import CacheSize
-from kvbook.accounting.units import check_count
+from kvbook.accounting.need import CacheSize
+from kvbook.accounting.units import check_count, quoted
 
 
 def max_tokens(size: CacheSize, budget: int, reserved: bool = False) -> int | None:
@@ -19,6 +19,7 @@ def max_tokens(size: CacheSize, budget: int, reserved: bool = False) -> int | No
     Counts need, or the reservation with ``reserved``; recurrent state too, where known. 0 if
     not one token fits, ``None`` if there is no limit.
     """
+    check_size(size)
     check_count("budget", budget)
 
     def fits(tokens: int) -> bool:
@@ -29,20 +30,29 @@ def max_tokens(size: CacheSize, budget: int, reserved: bool = False) -> int | No
         # Only windows grow, and no further than the widest.
         widest = max([layer.window or 1 for layer in size.geometry.layers])
         return None if fits(widest) else largest(fits, widest)
-    return largest(fits, budget // slope + 1)  # so many tokens cost more than the budget
+    return largest(fits, size.cp * (budget // slope + 1))  # so many cost more than the budget
 
 
 def max_sequences(size: CacheSize, budget: int, reserved: bool = False) -> int:
     """Sequences of ``size.tokens`` tokens that fit in ``budget`` bytes; 0 if not one does.
 
+    The budget is one device's. With ``dp`` groups of devices the answer is for all groups together.
+
     Every sequence costs the same, so this is a division. Raises ``ValueError`` if one costs
     nothing.
     """
     check_count("budget", budget)
-    each = total_bytes(replace(size, batch=1), reserved)
+    check_size(size)
+    each = total_bytes(replace(size, batch=1, dp=1), reserved)
     if each == 0:
         raise ValueError(f"a sequence of {size.geometry.name} takes no cache; any number fits")
-    return budget // each
+    return budget // each * size.dp
+
+
+def check_size(size: object) -> None:
+    """Raise ``ValueError`` for what is not a ``CacheSize``."""
+    if not isinstance(size, CacheSize):
+        raise ValueError(f"size must be a CacheSize, got {quoted(size)}; use cache_size(…)")
 
 
 def total_bytes(size: CacheSize, reserved: bool = False) -> int:

@@ -8,7 +8,7 @@ from kvbook.accounting.budget import max_sequences, max_tokens
 from kvbook.accounting.gallery import gallery_model
 from kvbook.accounting.geometry import CacheGeometry
 from kvbook.accounting.layers import Kept, Layer, full_layer, recurrent_layer, window_layer
-from kvbook.accounting.size import CacheSize, cache_size
+from kvbook.accounting.need import CacheSize, cache_size
 
 GIB = 1024**3
 FULL = full_layer(1, 2, 2)  # 8 bytes per token at 16 bits

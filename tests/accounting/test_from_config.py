@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvbook.accounting.geometry import CacheGeometry
-from kvbook.accounting.size import cache_size
+from kvbook.accounting.need import cache_size
 from kvbook.errors import UnsupportedModelError
 
 LLAMA: dict[str, Any] = {

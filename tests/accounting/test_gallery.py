@@ -6,7 +6,7 @@ from time import perf_counter
 import pytest
 
 from kvbook.accounting.gallery import FILE, gallery_model, load_gallery
-from kvbook.accounting.size import cache_size
+from kvbook.accounting.need import cache_size
 
 NAMES = [entry["name"] for entry in json.loads(FILE.read_text())]
 

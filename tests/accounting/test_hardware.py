@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from kvbook.accounting.hardware import PRESETS, Hardware
+from kvbook.accounting.hardware import Hardware
+from kvbook.accounting.presets import PRESETS
 
 TOY: dict[str, Any] = {
     "name": "toy", "peak_flops": {"float32": 100.0}, "bandwidth": 10.0, "memory": 1_000,

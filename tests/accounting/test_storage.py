@@ -10,7 +10,7 @@ import torch
 from kvbook.accounting.formats import FORMATS, Format
 from kvbook.accounting.geometry import CacheGeometry
 from kvbook.accounting.layers import full_layer
-from kvbook.accounting.size import cache_size
+from kvbook.accounting.need import cache_size
 from kvbook.accounting.storage import storage_bytes
 from kvbook.cache.codec import FLOAT4, FLOAT8, INT4, INT8, Codec
 from kvbook.cache.coded import quantized

@@ -20,7 +20,7 @@ from kvbook.accounting.layers import (
     recurrent_layer,
     window_layer,
 )
-from kvbook.accounting.size import cache_size
+from kvbook.accounting.need import cache_size
 from kvbook.cache import DenseStore
 from kvbook.config import ModelConfig
 from kvbook.model.transformer import Transformer

@@ -1,0 +1,17 @@
+"""The known name that is nearest to one that is not known.
+
+Knows: names. Does not know: what they name.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def hint(wanted: str, known: Iterable[str], otherwise: str) -> str:
+    """``did you mean …?`` with at most three near names, or else ``otherwise``.
+
+    >>> hint("lama-3-8b", ["gpt2", "llama-3-8b"], "see all names")
+    'did you mean llama-3-8b?'
+    """
+    near = get_close_matches(wanted.strip().lower()[:100], list(known), n=3, cutoff=0.5)
+    return f"did you mean {', '.join(near)}?" if near else otherwise
