@@ -9,8 +9,8 @@ A windowed layer bends the curve and blocks make steps of it, so dividing by a s
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvbook.accounting.need import CacheSize
-from kvbook.accounting.units import check_count, quoted
+from kvbook.accounting.need import CacheSize, check_size
+from kvbook.accounting.units import check_count, check_flag
 
 
 def max_tokens(size: CacheSize, budget: int, reserved: bool = False) -> int | None:
@@ -20,6 +20,7 @@ def max_tokens(size: CacheSize, budget: int, reserved: bool = False) -> int | No
     not one token fits, ``None`` if there is no limit.
     """
     check_size(size)
+    check_flag("reserved", reserved)
     check_count("budget", budget)
 
     def fits(tokens: int) -> bool:
@@ -43,16 +44,11 @@ def max_sequences(size: CacheSize, budget: int, reserved: bool = False) -> int:
     """
     check_count("budget", budget)
     check_size(size)
+    check_flag("reserved", reserved)
     each = total_bytes(replace(size, batch=1, dp=1), reserved)
     if each == 0:
         raise ValueError(f"a sequence of {size.geometry.name} takes no cache; any number fits")
     return budget // each * size.dp
-
-
-def check_size(size: object) -> None:
-    """Raise ``ValueError`` for what is not a ``CacheSize``."""
-    if not isinstance(size, CacheSize):
-        raise ValueError(f"size must be a CacheSize, got {quoted(size)}; use cache_size(…)")
 
 
 def total_bytes(size: CacheSize, reserved: bool = False) -> int:

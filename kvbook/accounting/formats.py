@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, replace
 
 from kvbook.accounting.nearest import hint
-from kvbook.accounting.units import check_count, in_words, quoted
+from kvbook.accounting.units import check_count, check_text, in_words, quoted
 
 HEAD = "head"  # as a group: all elements of one head's vector
 
@@ -44,6 +44,8 @@ class Format:
     shared: str = ""
 
     def __post_init__(self) -> None:
+        check_text("name", self.name)
+        check_text("shared", self.shared)
         check_count("bits", self.bits, 1, 64)
         check_count("scale_bits", self.scale_bits, 0, 64)
         check_count("zero_bits", self.zero_bits, 0, 64)
@@ -150,7 +152,7 @@ def store_format(name: str, cache: "str | Format" = "bfloat16") -> Format:
     >>> store_format("int8", "float32").scale_bytes(64)
     8
     """
-    if name not in STORES:
+    if not isinstance(name, str) or name not in STORES:
         raise ValueError(f"no codec named {quoted(name)}; allowed: {', '.join(STORES)}")
     bits, scales, fixed = STORES[name]
     whole = parse_format(cache)
@@ -218,7 +220,7 @@ def parse_format(dtype: "str | Format") -> Format:
     """
     if isinstance(dtype, Format):
         return dtype
-    text = str(dtype)[:LONGEST_NAME].strip().lower() if isinstance(dtype, str | int | float) else ""
+    text = (dtype if isinstance(dtype, str) else quoted(dtype))[:LONGEST_NAME].strip().lower()
     name = ALIASES.get(text, text)
     if name in FORMATS:
         return FORMATS[name]

@@ -23,7 +23,7 @@ from kvbook.accounting.layers import (
     window_layer,
 )
 from kvbook.accounting.nearest import hint
-from kvbook.accounting.units import check_count, quoted
+from kvbook.accounting.units import check_count, check_text, quoted
 from kvbook.errors import UnsupportedModelError
 
 # One layer of so many has no window: the last of each period.
@@ -41,7 +41,7 @@ READ = {
 PASSED_OVER = re.compile(
     r"attention\.(layer_norm.*|causal|scale|q_lora_rank|.*clamp.*|.*softcapping|"
     r"temperature.*|output_scale|indexer\.(head_count|top_k)|value_residual.*|gate_lora_rank|"
-    r"decay_lora_rank|iclr_lora_rank|group_norm.*|max_alibi_bias|clamp_kqv)|rope\..*|ssm\..*"
+    r"decay_lora_rank|iclr_lora_rank|group_norm.*|max_alibi_bias|clamp_kqv)|rope\..*|ssm\..*|shortconv\..*"
 )
 TELLING = re.compile(
     r"kv|head|group|window|layer|pattern|interval|loop|share|reuse|source|compress|index|latent|"
@@ -57,6 +57,7 @@ def geometry_of_gguf(metadata: Mapping[str, Any], name: str = "model") -> CacheG
     """
     if not isinstance(metadata, Mapping):
         raise ValueError(f"metadata must be a mapping of keys to values, got {quoted(metadata)}")
+    check_text("name", name)
     arch = metadata.get("general.architecture")
     if not isinstance(arch, str) or not arch:
         raise ValueError(f"general.architecture must name a model's kind, got {quoted(arch)}")

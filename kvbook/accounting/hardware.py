@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvbook.accounting.formats import parse_format
-from kvbook.accounting.units import check_count, quoted
+from kvbook.accounting.units import check_count, check_text, quoted
+
+MOST = 10**30  # operations or bytes; far above any work, and a float holds it
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Hardware:
             if parse_format(dtype).name != dtype:
                 raise ValueError(f"write {parse_format(dtype).name!r} for {dtype!r} in peak_flops")
             check_rate(f"peak_flops[{dtype!r}]", peak)
+        check_text("name", self.name)
+        check_text("source", self.source)
         check_rate("bandwidth", self.bandwidth)
         if self.memory is not None:
             check_count("memory", self.memory)
@@ -80,8 +84,8 @@ class Hardware:
 
         Streaming 140 GB of weights at 3.35 TB/s takes 41.8 ms, whatever the arithmetic.
         """
-        check_count("flops", flops, 0)
-        check_count("moved_bytes", moved_bytes, 0)
+        check_count("flops", flops, 0, MOST)
+        check_count("moved_bytes", moved_bytes, 0, MOST)
         return Bound(flops / self.peak(dtype), moved_bytes / self.bandwidth)
 
 

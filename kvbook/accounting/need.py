@@ -205,6 +205,12 @@ def cache_size(
     return size
 
 
+def check_size(size: object) -> None:
+    """Raise ``ValueError`` for what is not a ``CacheSize``."""
+    if not isinstance(size, CacheSize):
+        raise ValueError(f"size must be a CacheSize, got {quoted(size)}; use cache_size(…)")
+
+
 def blocks_for(tokens: int, block_size: int) -> int:
     """Blocks that hold ``tokens`` tokens, the last one perhaps in part."""
     return -(-tokens // block_size)

@@ -9,8 +9,7 @@ Every count is of one device and the whole batch, and includes recurrent state w
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvbook.accounting.budget import check_size
-from kvbook.accounting.need import CacheSize, blocks_for, share
+from kvbook.accounting.need import CacheSize, blocks_for, check_size, share
 from kvbook.accounting.pool import pool_layout, spanned
 from kvbook.errors import UnsupportedModelError
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from kvbook.accounting.formats import bytes_of
 from kvbook.accounting.layers import Kept, Layer
-from kvbook.accounting.need import CacheSize, blocks_for, share
+from kvbook.accounting.need import CacheSize, blocks_for, check_size, share
 from kvbook.errors import UnsupportedModelError
 
 CLOSE = 1.5  # kinds with fewer than so many times the layers of the smallest share its group size
@@ -82,6 +82,7 @@ def pool_layout(size: CacheSize) -> PoolLayout:
     Example: 62 layers, 10 of them full and 52 windowed, make 1 + 6 groups of 10 layers, the last
     with 8 padding layers.
     """
+    check_size(size)
     counted = Counter(kept for kept in map(stored, size.geometry.layers) if kept is not None)
     kinds = list(counted.items())
     if not kinds:

@@ -28,14 +28,14 @@ PRESETS = {
         Hardware(
             "A100-SXM-40GB",
             AMPERE,
-            bandwidth=1.555 * TB,
+            bandwidth=1_555 * GB,
             memory=40_960 * MIB,
             source=f"NVIDIA A100 Tensor Core GPU data sheet (2021); {SMI_TOTALS}",
         ),
         Hardware(
             "A100-SXM-80GB",
             AMPERE,
-            bandwidth=2.039 * TB,
+            bandwidth=2_039 * GB,
             memory=81_920 * MIB,
             source=f"NVIDIA A100 80GB Tensor Core GPU data sheet (2021); {SMI_TOTALS}",
         ),
@@ -145,6 +145,5 @@ def preset(name: str) -> Hardware:
             return known
     if wanted in ALIASES:
         return PRESETS[ALIASES[wanted]]
-    lowered = {known.lower(): known for known in PRESETS}
-    near = hint(wanted, lowered, f"known: {', '.join(PRESETS)}")
+    near = hint(wanted, PRESETS, f"known: {', '.join(PRESETS)}")
     raise ValueError(f"no machine named {quoted(name)}; {near}")

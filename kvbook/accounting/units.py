@@ -63,16 +63,14 @@ def parse_share(share: "str | float | Fraction") -> Fraction:
     >>> parse_share("92%"), parse_share(0.9)
     (Fraction(23, 25), Fraction(9, 10))
     """
-    text = str(share).strip() if isinstance(share, str | float | Fraction | int) else ""
-    match = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?(?:/\d{1,30})?)(%?)", text, re.ASCII)
-    if match is None or isinstance(share, bool) or re.fullmatch(r".*/0*", match[1]):
-        raise ValueError(
-            f"a share is a number above 0 and at most 1, got {quoted(share)}; as in 0.9 or 90%"
-        )
-    part = Fraction(match[1]) / (100 if match[2] else 1)
+    part = share if isinstance(share, Fraction) else Fraction(0)
+    if not isinstance(share, Fraction):
+        text = share.strip() if isinstance(share, str) else quoted(share)
+        match = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?)(%?)", text, re.ASCII)
+        part = Fraction(match[1]) / (100 if match[2] else 1) if match else Fraction(0)
     if not 0 < part <= 1:
         raise ValueError(
-            f"a share must be above 0 and at most 1, got {quoted(share)}; as in 0.9 or 90%"
+            f"a share is a number above 0 and at most 1, got {quoted(share)}; as in 0.9 or 90%"
         )
     return part
 
@@ -105,6 +103,18 @@ def check_count(name: str, value: object, low: int = 1, high: int | None = None)
     return value
 
 
+def check_flag(name: str, value: object) -> None:
+    """Raise ``ValueError`` unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {quoted(value)}")
+
+
+def check_text(name: str, value: object) -> None:
+    """Raise ``ValueError`` unless ``value`` is a string."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a string, got {quoted(value)}")
+
+
 def shown(value: int) -> str:
     """An integer as an error message prints it: one of thousands of digits is cut short."""
     return f"{value:,}" if abs(value) < 10**30 else f"a number of {value.bit_length():,} bits"
@@ -112,6 +122,8 @@ def shown(value: int) -> str:
 
 def quoted(value: object) -> str:
     """Any value as an error message quotes it: in one line, and cut short where it is long."""
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return shown(value)
     try:
         text = reprlib.repr(value)
     except Exception:  # a value whose own repr fails must not hide the error that is reported
