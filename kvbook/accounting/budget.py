@@ -9,6 +9,7 @@ A windowed layer bends the curve and blocks make steps of it, so dividing by a s
 from collections.abc import Callable
 from dataclasses import replace
 
+from kvbook.accounting.layers import Layer
 from kvbook.accounting.need import CacheSize, check_size
 from kvbook.accounting.units import check_count, check_flag
 
@@ -26,12 +27,14 @@ def max_tokens(size: CacheSize, budget: int, reserved: bool = False) -> int | No
     def fits(tokens: int) -> bool:
         return total_bytes(replace(size, tokens=tokens), reserved) <= budget
 
-    slope = size.bytes_per_token if reserved else size.bytes_per_token_beyond_windows
-    if slope == 0:
+    if not any(grows(layer, reserved) for layer in size.geometry.layers):
         # Only windows grow, and no further than the widest.
-        widest = max([layer.window or 1 for layer in size.geometry.layers])
+        widest = max([(layer.window or 1) * layer.every for layer in size.geometry.layers])
         return None if fits(widest) else largest(fits, widest)
-    return largest(fits, size.cp * (budget // slope + 1))  # so many cost more than the budget
+    too_many = 1
+    while fits(too_many):
+        too_many *= 2
+    return largest(fits, too_many)
 
 
 def max_sequences(size: CacheSize, budget: int, reserved: bool = False) -> int:
@@ -49,6 +52,12 @@ def max_sequences(size: CacheSize, budget: int, reserved: bool = False) -> int:
     if each == 0:
         raise ValueError(f"a sequence of {size.geometry.name} takes no cache; any number fits")
     return budget // each * size.dp
+
+
+def grows(layer: Layer, reserved: bool) -> bool:
+    """Whether a layer takes more with every longer text: windows do so in a reservation only."""
+    unlimited = reserved or layer.window is None
+    return bool(layer.per_token) and layer.source_tokens is None and unlimited
 
 
 def total_bytes(size: CacheSize, reserved: bool = False) -> int:

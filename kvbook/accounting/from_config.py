@@ -1,134 +1,202 @@
 """From the fields of a config.json to what each layer keeps.
 
-Knows: heads, widths and latents, with explicit fields before derived ones. Does not know: bytes,
-files.
+Knows: which readers make up a model, in which order. Does not know: bytes, files.
 """
 
-from kvbook.accounting.families import refuse_not_counted, with_defaults
-from kvbook.accounting.fields import (
-    HEAD_WIDTH,
-    HEADS,
-    KV_HEADS,
-    WIDTH,
-    Fields,
-    check_length,
-    count,
-    counts,
-    divide,
-    find,
-    flag,
-    optional_count,
+from kvbook.accounting.layer_kinds import (
+    BOTH,
+    CHUNK,
+    CSA,
+    FULL,
+    HCA,
+    NONE,
+    RECURRENT,
+    WINDOW,
+    layer_count,
+    layer_kinds,
 )
-from kvbook.accounting.layer_kinds import layer_count, layer_kinds, needed_window
+from kvbook.accounting.layer_sizes import ATTENDS, Size, block_sizes, layer_sizes
 from kvbook.accounting.layers import (
     Layer,
+    chunk_layer,
+    cross_layer,
     empty_layer,
     full_layer,
     latent_layer,
     recurrent_layer,
     window_layer,
 )
-from kvbook.accounting.recurrent_state import recurrent_state
+from kvbook.accounting.recurrent_state import State, recurrent_state
+from kvbook.accounting.shared_caches import (
+    recurrent_section,
+    repeated,
+    shared,
+    source_length,
+    stacked,
+)
+from kvbook.accounting.sparse_attention import compressed_layers, with_index_keys
+from kvbook.config.counts import check_count
+from kvbook.config.family_defaults import family
+from kvbook.config.spellings import (
+    HEAD_WIDTH,
+    HEADS,
+    KV_HEADS,
+    LAYERS,
+    WIDTH,
+    Fields,
+    count,
+    divide,
+    flag,
+    optional_count,
+)
+from kvbook.config.spellings import WINDOW as WINDOW_NAMES
 from kvbook.errors import UnsupportedModelError
 
+Caches = tuple[Layer, ...]  # of one layer of the model: most have one
 
-def layers_of(fields: Fields) -> tuple[Layer, ...]:
-    """One ``Layer`` for each layer of the model.
+DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
+DECODER_HEADS = ("decoder_attention_heads", "num_decoder_attention_heads")
+LATENT_WIDTHS = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+NOT_COUNTED = {
+    "rwkv": "a state of its own kind", "xlstm": "a state of its own kind",
+    "reformer": "hashed attention", "zaya": "convolutions of keys",
+}  # fmt: skip
+
+
+def layers_of(fields: Fields, source_tokens: int | None = None) -> tuple[Layer, ...]:
+    """The caches of the model's layers, in order; a layer may have none, one or two.
 
     Raises ``ValueError`` for a field that is missing, contradicts another or is not a positive
     whole number, and ``UnsupportedModelError`` (a ``ValueError``) for a kind of cache that is
     not counted here.
     """
-    refuse_not_counted(fields)
-    fields = with_defaults(fields)
-    kinds = layer_kinds(fields, layer_count(fields))
-    attention = latent_layers if fields.get("kv_lora_rank") is not None else head_layers
-    return with_index_keys(fields, attention(fields, kinds))
+    if family(fields) in NOT_COUNTED:
+        raise UnsupportedModelError(
+            f"model_type {fields['model_type']!r} means {NOT_COUNTED[family(fields)]}, which is "
+            "not counted here"
+        )
+    if flag(fields, "is_encoder_decoder"):
+        return decoder_layers(fields, source_tokens)
+    if fields.get("block_configs"):
+        return block_layers(fields)
+    kinds = layer_kinds(fields, stacked(fields, layer_count(fields)))
+    if {CSA, HCA} & set(kinds):
+        layers = compressed_layers(fields, kinds)
+    elif uses_latents(fields):
+        layers = with_index_keys(fields, kinds, latent_layers(fields, kinds))
+    else:
+        layers = with_index_keys(fields, kinds, head_layers(fields, kinds))
+    layers = with_cross_layers(fields, layers, source_tokens)
+    layers = repeated(fields, recurrent_section(fields, shared(fields, layers)))
+    return tuple(cache for caches in layers for cache in caches)
 
 
-def head_layers(fields: Fields, kinds: list[str]) -> list[Layer]:
+def uses_latents(fields: Fields) -> bool:
+    """Whether the model has multi-head latent attention; its widths may be null or zero if not."""
+    if fields.get("use_mla") is False:
+        fields.idle("kv_lora_rank", "q_lora_rank", *LATENT_WIDTHS)
+        return False
+    return fields.get("kv_lora_rank") is not None
+
+
+def head_layers(fields: Fields, kinds: list[str]) -> list[Caches]:
     """Layers with keys and values per KV head (MHA, GQA, MQA), and recurrent ones."""
-    key_widths = key_width_per_layer(fields, len(kinds))
-    values = optional_count(fields, "v_head_dim")
-    value_widths = key_widths if values is None else [values] * len(kinds)
-    sizes = list(
-        zip(kinds, kv_heads_per_layer(fields, len(kinds)), key_widths, value_widths, strict=True)
-    )
-    window = needed_window(fields) if "window" in kinds else None
-    made: dict[tuple[str, int, int, int], Layer] = {}  # layers of one size are one record
-    for kind, heads, key_width, value_width in set(sizes):
-        if kind == "window" and window is not None:
-            layer = window_layer(window, heads, key_width, value_width)
-        elif kind in ("full", "window"):
-            layer = full_layer(heads, key_width, value_width)
-        else:
-            layer = layer_without_tokens(kind, fields)
-        made[kind, heads, key_width, value_width] = layer
-    return [made[size] for size in sizes]
+    attending = any(kind in ATTENDS for kind in kinds)
+    if not attending:
+        fields.idle(*KV_HEADS, *HEADS, *HEAD_WIDTH, *WINDOW_NAMES)
+    sizes = layer_sizes(fields, kinds) if attending else [Size(1, 1, 1)] * len(kinds)
+    state = recurrent_state(fields) if {RECURRENT, BOTH} & set(kinds) else None
+    keys_as_values = flag(fields, "attention_k_eq_v")
+    made: dict[tuple[str, Size], Caches] = {}  # layers of one size are one record
+    for kind, size in set(zip(kinds, sizes, strict=True)):
+        caches = head_layer(kind, size, state)
+        if keys_as_values and kind == FULL:
+            caches = (caches[0].with_keys_as_values(),)
+        made[kind, size] = caches
+    return [made[each] for each in zip(kinds, sizes, strict=True)]
 
 
-def latent_layers(fields: Fields, kinds: list[str]) -> list[Layer]:
+def head_layer(kind: str, size: Size, state: State | None) -> Caches:
+    """What one layer of that kind and size keeps."""
+    if kind == NONE:
+        return (empty_layer(),)
+    if kind == RECURRENT:
+        return (recurrent_layer(state),)
+    vectors = (size.heads, size.key_width, size.value_width)
+    if size.window is not None and kind in (WINDOW, CHUNK):
+        make = window_layer if kind == WINDOW else chunk_layer
+        return (make(size.window, *vectors),)
+    if kind == BOTH:
+        return (full_layer(*vectors), recurrent_layer(state))
+    return (full_layer(*vectors),)
+
+
+def latent_layers(fields: Fields, kinds: list[str]) -> list[Caches]:
     """Layers with one latent vector per token (MLA), and recurrent ones."""
-    if "window" in kinds:
+    if set(kinds) & {WINDOW, CHUNK, BOTH}:
         raise UnsupportedModelError(
             "kv_lora_rank with windowed layers is not counted here; a latent layer keeps all tokens"
         )
-    made = {kind: layer_without_tokens(kind, fields) for kind in set(kinds) - {"full"}}
-    made["full"] = latent_layer(
+    latent = latent_layer(
         rank=count(fields, "kv_lora_rank"),
         rope_width=count(fields, "qk_rope_head_dim"),
         heads=count(fields, *HEADS),
         nope_width=count(fields, "qk_nope_head_dim"),
         value_width=count(fields, "v_head_dim"),
     )
-    return [made[kind] for kind in kinds]
+    state = recurrent_state(fields) if RECURRENT in kinds else None
+    # Keys and values of every head come from the latent.
+    fields.idle(*KV_HEADS, *HEAD_WIDTH)
+    made: dict[str, Caches] = {RECURRENT: (recurrent_layer(state),), NONE: (empty_layer(),)}
+    return [made.get(kind, (latent,)) for kind in kinds]
 
 
-def layer_without_tokens(kind: str, fields: Fields) -> Layer:
-    """A layer that keeps a constant state, or nothing."""
-    return recurrent_layer(recurrent_state(fields)) if kind == "recurrent" else empty_layer()
+def with_cross_layers(
+    fields: Fields, layers: list[Caches], source_tokens: int | None
+) -> list[Caches]:
+    """``cross_attention_layers`` read an image, and no text (Llama 3.2 Vision)."""
+    numbers = fields.get("cross_attention_layers")
+    if not numbers:
+        return layers
+    if not isinstance(numbers, list | tuple):
+        raise ValueError(f"cross_attention_layers must be a list of layers, got {numbers!r:.40}")
+    source, last = source_length(fields, source_tokens), len(layers) - 1
+    for i in [check_count("a layer in cross_attention_layers", i, 0, last) for i in numbers]:
+        keys, values = layers[i][0].per_token
+        layers[i] = (cross_layer(source, keys.heads, keys.width, values.width),)
+    return layers
 
 
-def with_index_keys(fields: Fields, layers: list[Layer]) -> tuple[Layer, ...]:
-    """Sparse attention chooses tokens by keys of its own (DeepSeek-V3.2): one more vector each.
+def decoder_layers(fields: Fields, source_tokens: int | None) -> tuple[Layer, ...]:
+    """An encoder-decoder: each layer of the decoder has a cache of the answer and of the source."""
+    layers_names = first_stated(fields, DECODER_LAYERS, LAYERS)
+    heads_names = first_stated(fields, DECODER_HEADS, HEADS)
+    fields.idle(*LAYERS, *HEADS, *KV_HEADS)
+    layers, heads = count(fields, *layers_names), count(fields, *heads_names)
+    width = optional_count(fields, *HEAD_WIDTH) or divide(fields, WIDTH, heads_names, "head_dim")
+    full = full_layer(heads, width, width)
+    cross = cross_layer(source_length(fields, source_tokens), heads, width, width)
+    return (full, cross) * layers
 
-    With ``indexer_types``, only the layers marked "full" have an indexer.
-    """
-    width = optional_count(fields, "index_head_dim")
-    if width is None:
-        return tuple(layers)
-    marks = fields.get("indexer_types") or ["full"] * len(layers)
-    check_length("indexer_types", marks, len(layers))
+
+def first_stated(fields: Fields, own: tuple[str, ...], of_all: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the decoder's own size, where the config states one, else of any part's."""
+    return own if any(fields.has(name) for name in own) else of_all
+
+
+def block_layers(fields: Fields) -> tuple[Layer, ...]:
+    """``block_configs``: sizes per layer in objects of their own."""
+    blocks = fields["block_configs"]
+    if not isinstance(blocks, list | tuple) or not all(isinstance(each, dict) for each in blocks):
+        raise ValueError(f"block_configs must be a list of objects, got {blocks!r:.40}")
+    if layer_count(fields) != len(blocks):
+        raise ValueError(
+            f"block_configs has {len(blocks)} items, but num_hidden_layers is "
+            f"{layer_count(fields)}; one of the two is wrong"
+        )
+    fields.idle(*KV_HEADS)
     return tuple(
-        layer.with_index_keys(width) if layer.per_token and mark == "full" else layer
-        for layer, mark in zip(layers, marks, strict=True)
-    )
-
-
-def kv_heads_per_layer(fields: Fields, layers: int) -> list[int]:
-    """KV heads: the explicit field, one for multi-query models, else as many as query heads."""
-    heads = count(fields, *HEADS)
-    if flag(fields, "multi_query") and not flag(fields, "new_decoder_architecture"):
-        # Falcon 7B: its class writes num_kv_heads = num_attention_heads beside multi_query.
-        name, stated = find(fields, KV_HEADS)
-        if stated not in (None, 1, heads):
-            raise ValueError(
-                f"multi_query is true, which means 1 KV head, but {name} is {stated!r:.40}; keep "
-                "one of the two fields"
-            )
-        return [1] * layers
-    found = counts(fields, KV_HEADS, layers, default=heads)
-    for kv_heads in set(found):
-        if heads % kv_heads:
-            raise ValueError(
-                f"{find(fields, HEADS)[0]} {heads} is not a multiple of "
-                f"{find(fields, KV_HEADS)[0]} {kv_heads}; each KV head serves equally many queries"
-            )
-    return found
-
-
-def key_width_per_layer(fields: Fields, layers: int) -> list[int]:
-    """Head width: the explicit field, else model width over query heads, which must be whole."""
-    if find(fields, HEAD_WIDTH)[1] is not None:
-        return counts(fields, HEAD_WIDTH, layers, default=None)
-    return [divide(fields, WIDTH, HEADS, "head_dim")] * layers
+        empty_layer() if size is None
+        else head_layer(WINDOW if size.window else FULL, size, None)[0]
+        for size in block_sizes(fields, blocks)
+    )  # fmt: skip

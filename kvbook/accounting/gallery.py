@@ -7,7 +7,7 @@ the bytes in the file were worked out apart, and tests compare the two.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class GalleryModel:
     unverified: str
     note: str
 
-    @property
+    @cached_property
     def geometry(self) -> CacheGeometry:
         return CacheGeometry.from_hf(self.config, self.name)
 

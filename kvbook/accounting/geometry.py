@@ -10,20 +10,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kvbook.accounting.fields import POSITIONS, optional_count, read_config
 from kvbook.accounting.from_config import layers_of
 from kvbook.accounting.layers import Layer, full_layer, latent_layer, window_layer
-from kvbook.accounting.units import check_count
+from kvbook.accounting.prediction_layers import counted, prediction_layers
 from kvbook.config import ModelConfig
+from kvbook.config.config_file import read_config
+from kvbook.config.counts import check_count
+from kvbook.config.family_defaults import with_defaults
+from kvbook.config.positions import usable_positions
+from kvbook.config.spellings import Fields
+from kvbook.config.unread_fields import refuse_unknown_overrides, refuse_unread
 
 
 @dataclass(frozen=True)
 class CacheGeometry:
-    """What each layer of a model keeps of the text.
+    """What each layer of a model keeps of the text: one record per cache.
 
-    ``max_positions`` is the longest text that the model was made for, where known;
-    ``extra_layers`` counts prediction layers beside the model that may keep a cache of their
-    own (DeepSeek's multi-token prediction); they are not among ``layers``.
+    A layer with two caches (a window and a compressed history, an answer and a source) has two
+    records, a layer that runs twice has them twice, and one that reads another's cache has a
+    record that holds nothing. ``max_positions`` is the longest text that the model was made for,
+    where known. ``extra_layers`` counts prediction layers beside the model that may keep a cache
+    of their own and are not among ``layers`` (DeepSeek's multi-token prediction).
+    ``assumptions`` says what the reading took from somewhere else than the config.
 
     >>> llama = CacheGeometry("Llama-3-8B", (full_layer(8, 128, 128),) * 32)
     >>> len(llama.layers), llama.layers[0].per_token[0].heads
@@ -34,25 +42,46 @@ class CacheGeometry:
     layers: tuple[Layer, ...]
     max_positions: int | None = None
     extra_layers: int = 0
+    assumptions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_count("the number of layers", len(self.layers))
 
     @classmethod
-    def from_hf(cls, source: str | Path | Mapping[str, Any], name: str = "") -> "CacheGeometry":
+    def from_hf(
+        cls,
+        source: str | Path | Mapping[str, Any],
+        name: str = "",
+        *,
+        overrides: Mapping[str, Any] | None = None,
+        mtp: int = 0,
+        source_tokens: int | None = None,
+    ) -> "CacheGeometry":
         """Read a Hugging Face ``config.json``: its path, its folder, or its content.
+
+        ``overrides`` takes the place of fields, for those who know better; ``None`` says that a
+        field means nothing. ``mtp`` of the extra prediction layers are counted. ``source_tokens``
+        is the length of the source that cross-attention reads.
 
         Raises ``ValueError`` for a file that cannot be read and for a field that is missing,
         contradicts another or is not a positive whole number; ``UnsupportedModelError`` (a
-        ``ValueError``) for a kind of cache that is not counted here.
+        ``ValueError``) for a kind of cache that is not counted here, and for a field that nothing
+        reads and whose name may speak of the cache.
         """
-        fields = read_config(source)
-        extra = optional_count(fields, "num_nextn_predict_layers", "num_mtp_layers", low=0)
+        file = read_config(source, overrides)
+        fields = Fields(with_defaults(file.fields, file.nested))
+        layers = layers_of(fields, source_tokens)
+        extra = prediction_layers(fields)
+        positions = usable_positions(fields)
+        refuse_unread(fields)
+        refuse_unknown_overrides(fields, overrides or {})
+        more = counted(layers, extra, mtp)
         return cls(
             name=name or str(fields.get("_name_or_path") or fields.get("model_type") or "config"),
-            layers=layers_of(fields),
-            max_positions=optional_count(fields, *POSITIONS),
-            extra_layers=extra or 0,
+            layers=layers + more,
+            max_positions=positions,
+            extra_layers=extra - len(more),
+            assumptions=file.stated + assumed(layers, mtp, source_tokens),
         )
 
     @classmethod
@@ -85,3 +114,21 @@ def _layer(config: ModelConfig, window: int | None) -> Layer:
     if window is None:
         return full_layer(heads, width, width)
     return window_layer(window, heads, width, width)
+
+
+def assumed(layers: tuple[Layer, ...], mtp: int, source_tokens: int | None) -> tuple[str, ...]:
+    """What a geometry takes for granted, in words."""
+    words = []
+    if mtp:
+        words.append(f"{mtp} prediction layers are counted, each like the last layer that attends")
+    if any(layer.source_tokens for layer in layers):
+        held = max(layer.source_tokens or 0 for layer in layers)
+        given = "" if source_tokens is None else ", as stated by the caller"
+        words.append(f"cross-attention reads a source of {held:,} tokens{given}")
+    if any(layer.stored_once for layer in layers):
+        words.append("keys that serve as values are stored twice, as most engines do")
+    if any(layer.kind == "chunk" for layer in layers):
+        words.append("a layer that attends in chunks keeps room for one chunk")
+    if any(layer.kind == "compressed" for layer in layers):
+        words.append("a compressed history has one entry per full group of tokens")
+    return tuple(words)

@@ -1,12 +1,12 @@
 """What one layer keeps: vectors per token, or a state of constant size.
 
-Knows: KV heads, widths, windows. Does not know: how many layers there are, bytes, where the
-numbers come from.
+Knows: KV heads, widths, windows, strides. Does not know: how many layers there are, bytes, where
+the numbers come from.
 """
 
 from dataclasses import dataclass, replace
 
-from kvbook.accounting.units import check_count
+from kvbook.config.counts import check_count
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,18 @@ class Kept:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a model, as its cache sees it. Make it with the functions below.
+    """One cache of one layer of a model. Make it with the functions below.
 
-    ``kind`` is full, window, latent, recurrent or none. ``per_token`` is kept of each token,
-    ``window`` (W) of at most that many tokens, the newest included. ``state`` is kept once per
-    sequence whatever its length; ``None`` means that there is one and its size is not known.
-    ``expanded`` is what a latent stands for: the keys and values of every query head.
+    A layer that keeps two things (a window and a compressed history, say) is two records.
+
+    ``kind`` is full, window, chunk, latent, compressed, cross, recurrent, shared or none.
+    ``per_token`` is kept of each token, ``window`` (W) of at most that many tokens, the newest
+    included. With ``every`` above 1, so many tokens make one entry; a rest makes none.
+    ``source_tokens`` entries are kept whatever the text's length (cross-attention).
+    ``state`` is kept once per sequence; ``None`` means that there is one and its size is not
+    known. ``expanded`` is what a latent stands for: the keys and values of every query head.
+    ``stored_once`` is what is enough where ``per_token`` holds the same vector twice, as engines
+    do with keys that serve as values.
     """
 
     kind: str
@@ -45,16 +51,26 @@ class Layer:
     window: int | None = None
     state: tuple[Kept, ...] | None = ()
     expanded: tuple[Kept, ...] = ()
+    every: int = 1
+    source_tokens: int | None = None
+    stored_once: tuple[Kept, ...] = ()
 
     def tokens_held(self, tokens: int) -> int:
-        """Of ``tokens`` tokens, those that the next query can still see from here."""
-        return tokens if self.window is None else min(tokens, self.window)
+        """Entries kept of ``tokens`` tokens: those that the next query can still see from here."""
+        if self.source_tokens is not None:
+            return self.source_tokens
+        entries = tokens // self.every
+        return entries if self.window is None else min(entries, self.window)
 
     def with_index_keys(self, width: int) -> "Layer":
         """The same layer with the keys of a sparse-attention indexer: one vector per token."""
         keys = (Kept("index keys", 1, width),)
         expanded = self.expanded + keys if self.expanded else ()
         return replace(self, per_token=self.per_token + keys, expanded=expanded)
+
+    def with_keys_as_values(self) -> "Layer":
+        """The same layer, whose values are made from its keys: one of the two would be enough."""
+        return replace(self, stored_once=self.per_token[:1])
 
 
 def full_layer(kv_heads: int, key_width: int, value_width: int) -> Layer:
@@ -68,6 +84,31 @@ def window_layer(window: int, kv_heads: int, key_width: int, value_width: int) -
     check_count("window", window)
     full = full_layer(kv_heads, key_width, value_width)
     return replace(full, kind="window", window=window)
+
+
+def chunk_layer(chunk: int, kv_heads: int, key_width: int, value_width: int) -> Layer:
+    """Tokens see their own chunk of ``chunk`` tokens: room for one chunk is kept (Llama 4)."""
+    check_count("chunk", chunk)
+    return replace(window_layer(chunk, kv_heads, key_width, value_width), kind="chunk")
+
+
+def cross_layer(source_tokens: int, kv_heads: int, key_width: int, value_width: int) -> Layer:
+    """Keys and values of the source: computed once, and constant while the answer grows."""
+    check_count("source_tokens", source_tokens)
+    keys = Kept("cross-attention keys", kv_heads, key_width)
+    values = Kept("cross-attention values", kv_heads, value_width)
+    return Layer("cross", (keys, values), source_tokens=source_tokens)
+
+
+def compressed_layer(every: int, width: int, index_width: int | None = None) -> Layer:
+    """One vector, both key and value, per ``every`` tokens; with an indexer one index key too.
+
+    (DeepSeek-V4's technical report, sections 2.3.1 and 2.3.2, as written in transformers.)
+    """
+    check_count("every", every)
+    kept = Kept("compressed entries", 1, width)
+    keys = () if index_width is None else (Kept("index keys", 1, index_width),)
+    return Layer("compressed", (kept, *keys), every=every)
 
 
 def latent_layer(
@@ -89,6 +130,11 @@ def latent_layer(
 def recurrent_layer(state: tuple[Kept, ...] | None) -> Layer:
     """A linear-attention, state-space or convolution layer: nothing grows with the text."""
     return Layer("recurrent", state=state)
+
+
+def shared_layer() -> Layer:
+    """A layer that reads the cache of an earlier one and keeps nothing of its own."""
+    return Layer("shared")
 
 
 def empty_layer() -> Layer:

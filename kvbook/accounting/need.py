@@ -7,11 +7,12 @@ weights, activations, what a framework's allocator adds; each answer says so.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import lcm
 
 from kvbook.accounting.formats import Format, bytes_of, parse_format
 from kvbook.accounting.geometry import CacheGeometry
-from kvbook.accounting.layers import Layer
+from kvbook.accounting.layers import Kept, Layer
 from kvbook.accounting.units import check_count, in_words, quoted
 
 BLOCK_TABLE_ENTRY_BYTES = 4  # a block number is a 32-bit integer
@@ -56,14 +57,22 @@ class CacheSize:
 
     def layer_bytes(self, layer: Layer, tokens: int) -> int:
         """Bytes that ``layer`` takes here for ``tokens`` tokens of one sequence that are here."""
+        return self.vectors_bytes(layer.per_token, tokens)
+
+    def vectors_bytes(self, vectors: tuple[Kept, ...], tokens: int) -> int:
+        """Bytes of the vectors of so many tokens that are on this device."""
         return sum(
             tokens * kept.heads_per_device(self.devices) * self.format.vector_bytes(kept.width)
-            for kept in layer.per_token
+            for kept in vectors
         )
 
     def slots_held(self, layer: Layer, tokens: int) -> int:
-        """Tokens of a sequence of ``tokens`` that ``layer`` still needs, those on this device."""
+        """Entries of a sequence of ``tokens`` tokens that ``layer`` still needs, on this device."""
         return share(layer.tokens_held(tokens), self.cp)
+
+    def slots_written(self, layer: Layer, tokens: int) -> int:
+        """Entries that ``layer`` writes for a sequence of ``tokens`` tokens, on this device."""
+        return share(replace(layer, window=None).tokens_held(tokens), self.cp)
 
     # ---- Totals
 
@@ -83,21 +92,40 @@ class CacheSize:
     @property
     def reservation(self) -> dict[str, int]:
         """Bytes reserved, by what they hold."""
-        here = share(self.tokens, self.cp)
-        slots = blocks_for(here, self.block_size) * self.block_size
-        return self._items(self.sequences, lambda layer: slots)
+
+        def slots(layer: Layer) -> int:
+            blocks = blocks_for(self.slots_written(layer, self.tokens), self.block_size)
+            return blocks * self.block_size
+
+        return self._items(self.sequences, slots)
+
+    @property
+    def need_bytes_stored_once(self) -> int | None:
+        """Need if keys that serve as values were stored once; ``None`` where there are none."""
+        if not any(layer.stored_once for layer in self.geometry.layers):
+            return None
+        twice = sum(
+            layers * (self.layer_bytes(layer, held) - self.vectors_bytes(layer.stored_once, held))
+            for layer, layers in self.geometry.groups
+            for held in [self.slots_held(layer, self.tokens)]
+            if layer.stored_once
+        )
+        return self.need_bytes - self.sequences * twice
 
     # ---- Slopes: one sequence, all layers
 
     @property
     def bytes_per_token(self) -> int:
-        """What a token adds while every layer still grows."""
-        return sum(self._items(1, lambda layer: 1).values())
+        """What a token adds while every layer still grows.
+
+        Where several tokens make one entry, this is the mean over them, rounded up.
+        """
+        return self._mean(lambda layer: layer.source_tokens is None)
 
     @property
     def bytes_per_token_beyond_windows(self) -> int:
-        """What a token adds once every window is full."""
-        return sum(self._items(1, lambda layer: 1 if layer.window is None else 0).values())
+        """What a token adds once every window is full; a mean where tokens share an entry."""
+        return self._mean(lambda layer: layer.source_tokens is None and layer.window is None)
 
     @property
     def next_token_bytes(self) -> int:
@@ -135,7 +163,9 @@ class CacheSize:
         """
         if not self.geometry.count("latent"):
             return None
-        return sum(self._items(1, lambda layer: 1, expanded=True).values())
+        period = lcm(*[layer.every for layer in self.geometry.layers])
+        whole = self._items(1, lambda layer: period // layer.every, expanded=True)
+        return share(sum(whole.values()), period)
 
     @property
     def block_table_bytes(self) -> int:
@@ -154,6 +184,12 @@ class CacheSize:
     def exclusions(self) -> tuple[str, ...]:
         """What the numbers leave out."""
         return tuple(exclusions(self))
+
+    def _mean(self, grows: Callable[[Layer], bool]) -> int:
+        """Bytes per token of the layers that grow, over the shortest run that fills all entries."""
+        period = lcm(*[layer.every for layer in self.geometry.layers])
+        whole = self._items(1, lambda layer: period // layer.every if grows(layer) else 0)
+        return share(sum(whole.values()), period)
 
     def _items(
         self, batch: int, tokens_of: Callable[[Layer], int], expanded: bool = False
@@ -235,6 +271,7 @@ def assumptions(size: CacheSize) -> list[str]:
         words.append("a latent layer stores one vector per token and no values")
     if any(kept.name == "index keys" for layer, _ in geometry.groups for kept in layer.per_token):
         words.append("index keys have the cache's format; engines may choose another for them")
+    words += geometry.assumptions
     if geometry.count("recurrent"):
         words.append("recurrent state is counted in float32, and a convolution keeps k - 1 inputs")
     if size.devices > 1:

@@ -9,7 +9,7 @@ Every count is of one device and the whole batch, and includes recurrent state w
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvbook.accounting.need import CacheSize, blocks_for, check_size, share
+from kvbook.accounting.need import CacheSize, blocks_for, check_size
 from kvbook.accounting.pool import pool_layout, spanned
 from kvbook.errors import UnsupportedModelError
 
@@ -53,13 +53,12 @@ def pool_per_kind(size: CacheSize) -> int:
 
 def pool_per_layer(size: CacheSize) -> int:
     """Whole blocks of the tokens that a layer still needs, of each layer's own size."""
-    here, step = share(size.tokens, size.cp), size.block_size
-    blocks = sum(
-        layers
-        * size.layer_bytes(layer, step * spanned(here, size.slots_held(layer, size.tokens), step))
-        for layer, layers in size.geometry.groups
-    )
-    return size.sequences * blocks + state(size)
+    step, total = size.block_size, 0
+    for layer, layers in size.geometry.groups:
+        written = size.slots_written(layer, size.tokens)
+        held = size.slots_held(layer, size.tokens)
+        total += layers * size.layer_bytes(layer, step * spanned(written, held, step))
+    return size.sequences * total + state(size)
 
 
 def cells(size: CacheSize) -> int:
@@ -67,9 +66,9 @@ def cells(size: CacheSize) -> int:
 
     Cells are shared by all sequences of the batch and padded to 256.
     """
-    context = padded(size.sequences * share(size.tokens, size.cp))
     total = 0
     for layer, layers in size.geometry.groups:
+        context = padded(size.sequences * size.slots_written(layer, size.tokens))
         windows = size.sequences * (layer.window or 0) + UBATCH
         held = context if layer.window is None else padded(min(context, windows))
         total += layers * size.layer_bytes(layer, held)

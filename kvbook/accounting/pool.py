@@ -16,7 +16,7 @@ https://github.com/vllm-project/vllm/blob/001cabc1be16a59a70d720ed61a13b678c060a
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvbook.accounting.formats import bytes_of
 from kvbook.accounting.layers import Kept, Layer
@@ -41,10 +41,9 @@ class Kind:
         """Blocks that one sequence of ``size.tokens`` tokens holds in all groups of this kind."""
         if self.layer.kind == "recurrent":
             return self.groups * STATE_BLOCKS
-        here = share(size.tokens, size.cp)
-        return self.groups * spanned(
-            here, size.slots_held(self.layer, size.tokens), self.block_tokens
-        )
+        written = size.slots_written(self.layer, size.tokens)
+        held = size.slots_held(self.layer, size.tokens)
+        return self.groups * spanned(written, held, self.block_tokens)
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,8 @@ def pool_layout(size: CacheSize) -> PoolLayout:
     if not kinds:
         raise UnsupportedModelError(f"{size.geometry.name} keeps nothing, so it needs no pool")
     attention = [layer for layer, _ in kinds if layer.kind != "recurrent"]
-    if len({layer.window for layer in attention}) == 1 and len(attention) == len(kinds):
+    holding = {(layer.window, layer.source_tokens) for layer in attention}
+    if len(holding) == 1 and len(attention) == len(kinds):
         return one_group(size, kinds)
     block_tokens, page_bytes = common_page(size, [layer for layer, _ in kinds])
     fewest, most = min(counted.values()), max(counted.values())
@@ -104,11 +104,13 @@ def stored(layer: Layer) -> Layer | None:
     """The layer as its storage sees it: without what its latents could be expanded to."""
     if not layer.per_token and layer.state == ():
         return None
-    return Layer(
-        "recurrent" if not layer.per_token else "attention",
-        layer.per_token,
-        layer.window,
-        layer.state,
+    if layer.every > 1:
+        raise UnsupportedModelError(
+            f"{layer.every} tokens share an entry of a compressed history, which engines keep in "
+            "layouts of their own; a pool of equal pages is not counted here"
+        )
+    return replace(
+        layer, kind="attention" if layer.per_token else "recurrent", expanded=(), stored_once=()
     )
 
 

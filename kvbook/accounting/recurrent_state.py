@@ -6,9 +6,11 @@ A convolution over the last k inputs keeps k − 1 of them; some engines keep k.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
-from kvbook.accounting.fields import HEAD_WIDTH, HEADS, WIDTH, Fields, count, divide, optional_count
 from kvbook.accounting.layers import Kept
+from kvbook.config.family_defaults import family
+from kvbook.config.spellings import HEAD_WIDTH, HEADS, WIDTH, Fields, count, divide, optional_count
 
 State = tuple[Kept, ...]
 
@@ -17,18 +19,23 @@ def recurrent_state(fields: Fields) -> State | None:
     """What one recurrent layer keeps per sequence; ``None`` where the kind is not known here."""
     if fields.get("linear_num_value_heads") is not None:
         return gated_delta(fields)
-    if isinstance(fields.get("linear_attn_config"), Mapping):
-        return kimi_delta(
-            fields["linear_attn_config"], "num_heads", "head_dim", "short_conv_kernel_size"
-        )
+    nested = fields.object("linear_attn_config")
+    if nested is not None:
+        return kimi_delta(nested, "num_heads", "head_dim", "short_conv_kernel_size")
     if fields.get("linear_num_heads") is not None:
         return kimi_delta(fields, "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    if family(fields) == "olmo_hybrid":
+        return gated_delta_of_heads(fields)
     if str(fields.get("model_type")).startswith("minimax"):
         return lightning(fields)
+    if family(fields) == "mamba2":
+        return mamba2_alone(fields)
     if fields.get("mamba_num_heads") is not None or fields.get("mamba_n_heads") is not None:
         return mamba2(fields)
     if fields.get("mamba_d_state") is not None:
-        return mamba1(fields)
+        return mamba1(fields, "mamba_expand", "mamba_d_state", "mamba_d_conv")
+    if fields.get("state_size") is not None:
+        return mamba1(fields, "expand", "state_size", "conv_kernel")
     if fields.get("conv_L_cache") is not None:
         return convolution(count(fields, *WIDTH), count(fields, "conv_L_cache"))
     return None
@@ -49,7 +56,16 @@ def gated_delta(fields: Fields) -> State:
     return (matrix, *convolution(channels, count(fields, "linear_conv_kernel_dim")))
 
 
-def kimi_delta(fields: Fields, heads_name: str, width_name: str, kernel_name: str) -> State:
+def gated_delta_of_heads(fields: Fields) -> State | None:
+    """OLMo hybrid: sizes that its class derives from the query heads are not derived here."""
+    names = ("linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim")
+    fields.idle(*names, "linear_conv_kernel_dim")
+    return None
+
+
+def kimi_delta(
+    fields: Mapping[str, Any], heads_name: str, width_name: str, kernel_name: str
+) -> State:
     """Kimi-Linear: per head a square matrix; q, k and v each pass a convolution."""
     heads, width = count(fields, heads_name), count(fields, width_name)
     matrix = Kept("recurrent state", heads, width * width)
@@ -63,11 +79,21 @@ def lightning(fields: Fields) -> State:
     return (Kept("recurrent state", heads, width * width),)
 
 
-def mamba1(fields: Fields) -> State:
-    """Jamba: d_state numbers for each of expand × width channels."""
-    channels = count(fields, "mamba_expand") * count(fields, *WIDTH)
-    states = Kept("recurrent state", channels, count(fields, "mamba_d_state"))
-    return (states, *convolution(channels, count(fields, "mamba_d_conv")))
+def mamba1(fields: Fields, expand: str, size: str, kernel: str) -> State:
+    """Mamba and Jamba: ``size`` numbers for each of ``expand`` × width channels."""
+    fields.idle("n_mamba_heads")  # Zamba cuts the same channels into heads
+    channels = count(fields, expand) * count(fields, *WIDTH)
+    states = Kept("recurrent state", channels, count(fields, size))
+    return (states, *convolution(channels, count(fields, kernel)))
+
+
+def mamba2_alone(fields: Fields) -> State:
+    """Mamba-2 without attention, whose heads need no prefix."""
+    heads, width = count(fields, "num_heads"), count(fields, "head_dim")
+    size, groups = count(fields, "state_size"), count(fields, "n_groups")
+    fields.idle("expand")
+    matrix = Kept("recurrent state", heads, width * size)
+    return (matrix, *convolution(heads * width + 2 * groups * size, count(fields, "conv_kernel")))
 
 
 def mamba2(fields: Fields) -> State:
@@ -81,6 +107,7 @@ def mamba2(fields: Fields) -> State:
         width = divide(inner, ("inner",), ("heads",), "mamba_d_head")
     else:
         width = count(fields, "mamba_d_head", "mamba_head_dim")
+    fields.idle("mamba_expand", "expand", "mamba_d_ssm")
     channels = heads * width + 2 * groups * size
     matrix = Kept("recurrent state", heads, width * size)
     return (matrix, *convolution(channels, count(fields, "mamba_d_conv", "conv_kernel")))

@@ -8,6 +8,9 @@ import re
 import reprlib
 from fractions import Fraction
 
+from kvbook.config.counts import check_count as check_count
+from kvbook.config.counts import shown as shown
+
 # Longest first, so that "KiB" is not read as "B".
 UNITS = {
     "TiB": 1024**4, "GiB": 1024**3, "MiB": 1024**2, "KiB": 1024,
@@ -93,16 +96,6 @@ def format_bytes(size: int) -> str:
     return f"{size} B"
 
 
-def check_count(name: str, value: object, low: int = 1, high: int | None = None) -> int:
-    """``value`` if it is a whole number from ``low`` to ``high``, else ``ValueError``."""
-    allowed = f"at least {low:,}" if high is None else f"from {low:,} to {high:,}"
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} must be a whole number {allowed}, got {quoted(value)}")
-    if value < low or (high is not None and value > high):
-        raise ValueError(f"{name} must be {allowed}, got {shown(value)}")
-    return value
-
-
 def check_flag(name: str, value: object) -> None:
     """Raise ``ValueError`` unless ``value`` is True or False."""
     if not isinstance(value, bool):
@@ -113,11 +106,6 @@ def check_text(name: str, value: object) -> None:
     """Raise ``ValueError`` unless ``value`` is a string."""
     if not isinstance(value, str):
         raise ValueError(f"{name} must be a string, got {quoted(value)}")
-
-
-def shown(value: int) -> str:
-    """An integer as an error message prints it: one of thousands of digits is cut short."""
-    return f"{value:,}" if abs(value) < 10**30 else f"a number of {value.bit_length():,} bits"
 
 
 def quoted(value: object) -> str:

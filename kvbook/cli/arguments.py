@@ -5,15 +5,17 @@ Knows: names, defaults, help texts, near names for a typo. Does not know: what i
 
 import argparse
 import re
+import sys
 from collections.abc import Iterable
 from typing import NoReturn
 
-import kvbook
 from kvbook.accounting.nearest import hint
 from kvbook.accounting.units import parse_count
 from kvbook.cli.models import run_models
 from kvbook.cli.probe import run_probe
 from kvbook.cli.size import run_size
+
+VERSION = sys.modules["kvbook"].__version__  # the package that this module is part of
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,7 +49,7 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser() -> Parser:
     parser = Parser(prog="kvbook", description="What a KV cache costs.")
-    parser.add_argument("--version", action="version", version=f"kvbook {kvbook.__version__}")
+    parser.add_argument("--version", action="version", version=f"kvbook {VERSION}")
     commands = parser.add_subparsers(dest="command", metavar="size | models | probe")
 
     size = commands.add_parser(

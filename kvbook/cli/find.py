@@ -21,10 +21,10 @@ def find_geometry(model: str, overrides: Sequence[str] = ()) -> CacheGeometry:
     changes = dict(parse_override(text) for text in overrides)
     if model.strip().lower() in load_gallery() or not is_path(path):
         entry = gallery_model(model)
-        return CacheGeometry.from_hf({**entry.config, **changes}, entry.name)
+        return CacheGeometry.from_hf(entry.config, entry.name, overrides=changes)
     gguf = gguf_file(path)
     if gguf is None:
-        return CacheGeometry.from_hf(path, name=path.name)
+        return CacheGeometry.from_hf(path, name=path.name, overrides=changes)
     if changes:
         raise ValueError(
             f"{gguf.name} is a GGUF file, whose fields have names of their own, got --override "

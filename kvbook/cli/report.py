@@ -15,7 +15,9 @@ from kvbook.accounting.units import format_bytes, in_words
 from kvbook.cli.tables import Table
 from kvbook.errors import UnsupportedModelError
 
-KINDS = ("full", "window", "latent", "recurrent", "none")
+KINDS = (
+    "full", "window", "chunk", "latent", "compressed", "cross", "recurrent", "shared", "none",
+)  # fmt: skip
 
 Row = tuple[str, int]
 
@@ -59,6 +61,8 @@ def setting(size: CacheSize) -> str:
 
 def size_rows(size: CacheSize) -> list[Row]:
     rows = [("need", size.need_bytes), *[(f"  {name}", part) for name, part in size.need.items()]]
+    if size.need_bytes_stored_once is not None:
+        rows.append(("need, if stored once", size.need_bytes_stored_once))
     rows += [
         (f"reservation, blocks of {size.block_size:,}", size.reserved_bytes),
         ("per token, one sequence", size.bytes_per_token),
@@ -213,6 +217,7 @@ def json_answer(size: CacheSize, room: CardBudget | None) -> dict[str, Any]:
         "cp": size.cp,
         "need_bytes": size.need_bytes,
         "reserved_bytes": size.reserved_bytes,
+        "need_bytes_stored_once": size.need_bytes_stored_once,
         "need_items": size.need,
         "reserved_items": size.reservation,
         "bytes_per_token": size.bytes_per_token,

@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvbook.accounting.families import DEFAULTS
 from kvbook.accounting.geometry import CacheGeometry
 from kvbook.accounting.layers import Layer
+from kvbook.config.family_defaults import DEFAULTS
 
 TOKENS, WINDOW = 8, 3
 SMALL: dict[str, Any] = {

@@ -17,8 +17,8 @@ from kvbook.accounting import (
     Weights,
     cache_size,
     gallery_model,
-    store_format,
     storage_bytes,
+    store_format,
 )
 from kvbook.accounting.gguf_fields import geometry_of_gguf
 from kvbook.accounting.units import parse_share, quoted
@@ -28,7 +28,7 @@ SIZE = cache_size(gallery_model("llama-3-8b").geometry, 100)
 INT8 = FORMATS["int8"]
 WRONG = [
     None, True, False, -1, 10**5_000, float("nan"), float("inf"), 1.5, "x", "", [], [1], {}, (),
-    np.int64(5), np.float32(2), object(), b"x", Fraction(1, 3), "x" * 100_000, [10**5_000], ...,
+    np.int64(5), np.float32(2), object(), b"x", Fraction(1, 3), "x" * 100_000, ...,
 ]  # fmt: skip
 
 # Function and arguments that work, with the values among WRONG that each argument takes.
@@ -104,15 +104,28 @@ def test_a_wrong_value_is_refused_and_quoted(call: str) -> None:
     function(**arguments)
     for name in arguments:
         for wrong in WRONG:
-            try:
-                function(**{**arguments, name: wrong})
-            except ValueError as error:
-                assert quoted(wrong) in str(error) or name == "metadata", (name, str(error))
-                assert len(str(error)) < 900
-                assert "\n" not in str(error)
-            else:
+            said = complaint(function, {**arguments, name: wrong})
+            if said is None:
                 taken = type(wrong) in FINE.get(name, ()) or wrong == 10**5_000
                 assert taken, f"{call}({name}={quoted(wrong)}) was taken"
+                continue
+            quotes = quoted(wrong), " ".join(repr_of(wrong)[:40].split())
+            assert any(quote in said for quote in quotes) or name == "metadata", (name, said)
+            assert len(said) < 900
+            assert "\n" not in said
+
+
+def complaint(function: Callable[..., Any], arguments: dict[str, Any]) -> str | None:
+    """What a ``ValueError`` says, or ``None`` where there is none. Other errors are faults."""
+    try:
+        function(**arguments)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def repr_of(value: object) -> str:
+    return quoted(value) if isinstance(value, int) else repr(value)
 
 
 def test_a_name_is_no_geometry() -> None:
