@@ -116,6 +116,13 @@ PRESETS = {
             source="AMD Instinct MI355X GPU data sheet (2025), memory too, in units of 1000; what "
             "its driver reports was not found in public",
         ),
+    )
+}  # fmt: skip
+
+# Machines whose maker states no peaks: memory and bandwidth only.
+MACS = {
+    known.name: known
+    for known in (
         Hardware(
             "M2-Max-32GB",
             {},
@@ -133,17 +140,18 @@ PRESETS = {
             f"dtype; {METAL}: https://github.com/ggml-org/llama.cpp/issues/3213 (2023)",
         ),
     )
-}  # fmt: skip
+}
 ALIASES = {"h100": "H100-SXM", "h200": "H200-SXM", "b200": "B200-SXM"}
 
 
 def preset(name: str) -> Hardware:
     """The machine of that name in any case, or ``ValueError`` with near names."""
     wanted = name.strip().lower() if isinstance(name, str) else ""
-    for known in PRESETS.values():
+    machines = PRESETS | MACS
+    for known in machines.values():
         if wanted in (known.name.lower(), known.name.lower().replace("-", " ")):
             return known
     if wanted in ALIASES:
         return PRESETS[ALIASES[wanted]]
-    near = hint(wanted, PRESETS, f"known: {', '.join(PRESETS)}")
+    near = hint(wanted, machines, f"known: {', '.join(machines)}")
     raise ValueError(f"no machine named {quoted(name)}; {near}")
