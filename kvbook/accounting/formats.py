@@ -102,15 +102,13 @@ class Format:
         words = f"{self.name}: {in_words(self.bits, 'bit')} per element"
         if self.group is None:
             return f"{words}, {self.shared}" if self.shared else words
-        zero = f" and a {self.zero_bits}-bit zero point" if self.zero_bits else ""
+        zero = f" and {bits_of_a(self.zero_bits)} zero point" if self.zero_bits else ""
+        scale = f"{bits_of_a(self.scale_bits)} scale{zero}"
         tokens = "one token" if self.group_tokens == 1 else f"{self.group_tokens} tokens together"
         if self.group == HEAD:
-            return f"{words}, and a {self.scale_bits}-bit scale{zero} for each head of {tokens}"
+            return f"{words}, and {scale} for each head of {tokens}"
         elements = "element" if self.group == 1 else f"{self.group} elements"
-        return (
-            f"{words}, and a {self.scale_bits}-bit scale{zero} for each {elements} of one head's "
-            f"vector of {tokens}"
-        )
+        return f"{words}, and {scale} for each {elements} of one head's vector of {tokens}"
 
     def _groups(self, width: int) -> int:
         check_count("width", width, 0)
@@ -134,6 +132,11 @@ class Format:
                 "slots with storage_bytes()"
             )
         return tokens // self.group_tokens
+
+
+def bits_of_a(bits: int) -> str:
+    """a 16-bit, an 8-bit."""
+    return f"{'an' if bits in (8, 11, 18) else 'a'} {bits}-bit"
 
 
 def bytes_of(bits: int) -> int:
