@@ -58,19 +58,22 @@ class CacheSize:
     def reservation(self) -> dict[str, int]:
         """Bytes reserved, by what they hold."""
         slots = blocks_for(self.tokens, self.block_size) * self.block_size
-        return self._items(self.batch, lambda layer: slots)
+        return self._items(self.batch, lambda layer: layer.entries_reserved(slots))
 
     # ---- Slopes: one sequence, all layers
 
     @property
     def bytes_per_token(self) -> int:
-        """What a token adds while every layer still grows."""
-        return sum(self._items(1, lambda layer: 1).values())
+        """What a token adds while every layer still grows; on average, where entries are rarer."""
+        period = self.geometry.period
+        return per_token(self._items(1, lambda layer: layer.entries_of(period)), period)
 
     @property
     def bytes_per_token_beyond_windows(self) -> int:
         """What a token adds once every window is full."""
-        return sum(self._items(1, lambda layer: 1 if layer.window is None else 0).values())
+        period = self.geometry.period
+        grown = self._items(1, lambda layer: layer.entries_of(period) * (layer.window is None))
+        return per_token(grown, period)
 
     @property
     def next_token_bytes(self) -> int:
@@ -107,7 +110,9 @@ class CacheSize:
         """
         if not self.geometry.count("latent"):
             return None
-        return sum(self._items(1, lambda layer: 1, expanded=True).values())
+        period = self.geometry.period
+        grown = self._items(1, lambda layer: layer.entries_of(period), expanded=True)
+        return per_token(grown, period)
 
     @property
     def block_table_bytes(self) -> int:
@@ -165,6 +170,11 @@ def cache_size(
     size = CacheSize(geometry, tokens, batch, parse_format(dtype), block_size, devices)
     _ = size.bytes_per_token  # a group that does not fit is an error now, not when read
     return size
+
+
+def per_token(grown: dict[str, int], period: int) -> int:
+    """Bytes per token of what ``period`` tokens add, rounded up to a whole byte."""
+    return -(-sum(grown.values()) // period)
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
