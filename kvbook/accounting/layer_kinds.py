@@ -63,10 +63,12 @@ RECURRENT_MARKS = (
 )  # fmt: skip
 # Families without a field for their rule: one letter per layer, repeated.
 RULES = {
-    "olmo_hybrid": "rrrf", "minimax": "fr", "lara_mini": "rwrf", "mamba": "r", "falcon_mamba": "r",
+    "olmo_hybrid": "rrrf", "minimax": "fr", "lara_mini": "rwrfw", "mamba": "r", "falcon_mamba": "r",
     "mamba2": "r", "falcon_h1": "b", "axk2": "i", "deepseek_v32": "i", "glm_moe_dsa": "i",
-    "hy_v4": "i",
+    "hy_v4": "i", "lfm3": "wrfr", "flint": "wfww",
 }  # fmt: skip
+# Layers that are not as their family's rule says.
+EXCEPT = {"lfm3": {0: "r"}, "flint": {0: "f", 1: "f", -1: "f"}}
 OF_LETTER = {"f": FULL, "w": WINDOW, "r": RECURRENT, "b": BOTH, "i": INDEXED, "c": CHUNK}
 
 
@@ -132,6 +134,8 @@ def compressed(fields: Fields, layers: int) -> Kinds | None:
     if isinstance(ratios, list | tuple) and len(ratios) > layers:
         rest = Fields({"compress_ratios": list(ratios)[:layers]})
         return translated(rest, "compress_ratios", RATIOS, layers)
+    if ratios is None and family(fields) == "deepseek_v4":
+        return [HCA] * min(layers, 2) + [CSA if i % 2 else HCA for i in range(layers - 2)]
     return translated(fields, "compress_ratios", RATIOS, layers)
 
 
@@ -223,7 +227,7 @@ def alternating_with_recurrent(fields: Fields, layers: int) -> Kinds | None:
 
 def chunked(fields: Fields, layers: int) -> Kinds | None:
     """Layers with rotary positions attend in chunks, the others to everything (Llama 4)."""
-    if fields.get("attention_chunk_size") is None:
+    if family(fields) != "llama4_text" or fields.get("attention_chunk_size") is None:
         return None
     marks = fields.get("no_rope_layers") or [
         int((i + 1) % count_or(fields, "no_rope_layer_interval", 4) != 0) for i in range(layers)
@@ -237,9 +241,15 @@ def count_or(fields: Fields, name: str, default: int) -> int:
 
 
 def by_family(fields: Fields, layers: int) -> Kinds | None:
-    """A rule of the family's class, repeated over the layers."""
+    """A rule of the family's class, repeated over the layers, with its exceptions."""
     rule = RULES.get(family(fields))
-    return None if rule is None else [OF_LETTER[rule[i % len(rule)]] for i in range(layers)]
+    if rule is None:
+        return None
+    kinds = [OF_LETTER[rule[i % len(rule)]] for i in range(layers)]
+    for i, letter in EXCEPT.get(family(fields), {}).items():
+        if i < layers:
+            kinds[i] = OF_LETTER[letter]
+    return kinds
 
 
 READERS = (

@@ -8,11 +8,10 @@ weights, activations, what a framework's allocator adds; each answer says so.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import lcm
 
 from kvbook.accounting.formats import Format, bytes_of, parse_format
 from kvbook.accounting.geometry import CacheGeometry
-from kvbook.accounting.layers import Kept, Layer
+from kvbook.accounting.layers import Layer
 from kvbook.accounting.units import check_count, in_words, quoted
 
 BLOCK_TABLE_ENTRY_BYTES = 4  # a block number is a 32-bit integer
@@ -57,13 +56,9 @@ class CacheSize:
 
     def layer_bytes(self, layer: Layer, tokens: int) -> int:
         """Bytes that ``layer`` takes here for ``tokens`` tokens of one sequence that are here."""
-        return self.vectors_bytes(layer.per_token, tokens)
-
-    def vectors_bytes(self, vectors: tuple[Kept, ...], tokens: int) -> int:
-        """Bytes of the vectors of so many tokens that are on this device."""
         return sum(
             tokens * kept.heads_per_device(self.devices) * self.format.vector_bytes(kept.width)
-            for kept in vectors
+            for kept in layer.per_token
         )
 
     def slots_held(self, layer: Layer, tokens: int) -> int:
@@ -92,40 +87,30 @@ class CacheSize:
     @property
     def reservation(self) -> dict[str, int]:
         """Bytes reserved, by what they hold."""
-
-        def slots(layer: Layer) -> int:
-            blocks = blocks_for(self.slots_written(layer, self.tokens), self.block_size)
-            return blocks * self.block_size
-
-        return self._items(self.sequences, slots)
+        here = share(self.tokens, self.cp)
+        slots = blocks_for(here, self.block_size) * self.block_size
+        return self._items(self.sequences, lambda layer: layer.entries_reserved(slots))
 
     @property
     def need_bytes_stored_once(self) -> int | None:
         """Need if keys that serve as values were stored once; ``None`` where there are none."""
-        if not any(layer.stored_once for layer in self.geometry.layers):
-            return None
-        twice = sum(
-            layers * (self.layer_bytes(layer, held) - self.vectors_bytes(layer.stored_once, held))
-            for layer, layers in self.geometry.groups
-            for held in [self.slots_held(layer, self.tokens)]
-            if layer.stored_once
-        )
-        return self.need_bytes - self.sequences * twice
+        once = self.geometry.stored_once
+        return None if once is None else replace(self, geometry=once).need_bytes
 
     # ---- Slopes: one sequence, all layers
 
     @property
     def bytes_per_token(self) -> int:
-        """What a token adds while every layer still grows.
-
-        Where several tokens make one entry, this is the mean over them, rounded up.
-        """
-        return self._mean(lambda layer: layer.source_tokens is None)
+        """What a token adds while every layer still grows; on average, where entries are rarer."""
+        period = self.geometry.period
+        return per_token(self._items(1, lambda layer: layer.entries_of(period)), period)
 
     @property
     def bytes_per_token_beyond_windows(self) -> int:
-        """What a token adds once every window is full; a mean where tokens share an entry."""
-        return self._mean(lambda layer: layer.source_tokens is None and layer.window is None)
+        """What a token adds once every window is full."""
+        period = self.geometry.period
+        grown = self._items(1, lambda layer: layer.entries_of(period) * (layer.window is None))
+        return per_token(grown, period)
 
     @property
     def next_token_bytes(self) -> int:
@@ -163,9 +148,9 @@ class CacheSize:
         """
         if not self.geometry.count("latent"):
             return None
-        period = lcm(*[layer.every for layer in self.geometry.layers])
-        whole = self._items(1, lambda layer: period // layer.every, expanded=True)
-        return share(sum(whole.values()), period)
+        period = self.geometry.period
+        grown = self._items(1, lambda layer: layer.entries_of(period), expanded=True)
+        return per_token(grown, period)
 
     @property
     def block_table_bytes(self) -> int:
@@ -184,12 +169,6 @@ class CacheSize:
     def exclusions(self) -> tuple[str, ...]:
         """What the numbers leave out."""
         return tuple(exclusions(self))
-
-    def _mean(self, grows: Callable[[Layer], bool]) -> int:
-        """Bytes per token of the layers that grow, over the shortest run that fills all entries."""
-        period = lcm(*[layer.every for layer in self.geometry.layers])
-        whole = self._items(1, lambda layer: period // layer.every if grows(layer) else 0)
-        return share(sum(whole.values()), period)
 
     def _items(
         self, batch: int, tokens_of: Callable[[Layer], int], expanded: bool = False
@@ -239,6 +218,11 @@ def cache_size(
     size = CacheSize(geometry, tokens, batch, parse_format(dtype), block_size, devices, dp, cp)
     _ = size.bytes_per_token  # a group that does not fit is an error now, not when read
     return size
+
+
+def per_token(grown: dict[str, int], period: int) -> int:
+    """Bytes per token of what ``period`` tokens add, rounded up to a whole byte."""
+    return -(-sum(grown.values()) // period)
 
 
 def check_size(size: object) -> None:

@@ -66,7 +66,10 @@ def repeated(fields: Fields, layers: list[Caches]) -> list[Caches]:
 
 def stacked(fields: Fields, layers: int) -> int:
     """Layers with a cache where the config states those of one stack (HRM)."""
-    if family(fields) != "hrm_text" or fields.get("num_layers_per_stack") is not None:
+    if family(fields) != "hrm_text":
+        return layers
+    if fields.get("num_layers_per_stack") is not None:  # then all of them are stated
+        fields.idle("H_cycles", "L_cycles")
         return layers
     cycles = optional_count(fields, "H_cycles") or 2
     return layers * cycles * ((optional_count(fields, "L_cycles") or 3) + 1)

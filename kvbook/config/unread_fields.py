@@ -25,12 +25,13 @@ IRRELEVANT = compile(
             r".*(layer_?norm|_ln_|rms_norm|groupnorm|norm_).*",  # norms
             r"(rope|rotary|no_rope|qk_rope_interleave).*", r".*_rope_(theta|base|scaling).*",
             r".*(dropout|layerdrop|_pdrop).*",  # training
+            r".*(vocab|ngram).*",  # embeddings
             r"(moe|mlp|router|expert|ffn|dense|n_hash|num_hash|hash|altup|laurel|ple|engram)_.*",
             r".*(expert|_moe|dense).*",  # which MLP a layer has
             r"(vision|image|video|audio|speech|visual|mm|projector|img|boi|eoi|boa|eoa)_.*",
             r".*_(token|token_id|token_ids|token_index|token_list)",
             r".*(_init|_std|_bias|_act|_fn|_eps|_epsilon|_multiplier|_scale|_scaling|_dtype)",
-            r".*(softcap|embeddings?|_loss|_coef|_kernels?|_kernel_type)$",
+            r".*(softcap|softcapping|embeddings?|_loss|_coef|_kernels?|_kernel_type|_multipliers)",
             r"(id2label|label2id|auto_map|architectures|quantization_config|compression_config)",
             r"(output|return|gradient|initializer|pretraining|torch|unsloth|time_step)_.*",
         )
@@ -39,6 +40,7 @@ IRRELEVANT = compile(
 
 # Single names, each with what it says instead.
 BY_NAME = {
+    "keep_window_size": "how much is read, not kept",
     "use_cache": "whether to cache at all",
     "n_group": "routing of experts", "topk_group": "routing of experts",
     "num_expert_group": "routing of experts", "n_shared_experts": "experts",

@@ -157,7 +157,7 @@ def test_multi_query_with_several_kv_heads_is_a_contradiction() -> None:
         ({}, "wwfwwfww"),
         ({"sliding_window_pattern": 2}, "wfwfwfwf"),
         ({"sliding_window": None}, "ffffffff"),
-        ({"sliding_window": 8_192}, "ffffffff"),  # no position lies beyond it
+        ({"sliding_window": 8_192}, "wwfwwfww"),  # as long as the positions, still a window
         ({"layer_types": ["full_attention"] * 4 + ["sliding_attention"] * 4}, "ffffwwww"),
     ],
 )
@@ -413,6 +413,7 @@ def test_a_missing_part_of_a_state_is_named(name: str) -> None:
     ("fields", "message"),
     [
         ({"num_kv_heads": 4}, r"num_key_value_heads 8 and num_kv_heads 4 contradict"),
+        ({"attn_config": {"kv_n_heads": 4}}, r"num_key_value_heads 8 and kv_n_heads 4 contradict"),
         ({"n_layer": 33}, r"num_hidden_layers 32 and n_layer 33 contradict"),
         ({"num_key_value_heads": 5}, r"num_attention_heads 32.*num_key_value_heads 5"),
         ({"num_key_value_heads": 64}, r"num_attention_heads 32.*num_key_value_heads 64"),
@@ -494,13 +495,12 @@ def test_wrong_types(fields: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"layer_types": ["chunked_attention"] * 32}, r"'chunked_attention'.*known: full_att"),
+        ({"layer_types": ["other_attention"] * 32}, r"'other_attention'.*known: full_att"),
         ({"layer_types": ["hybrid"] * 32}, r"'hybrid', which is not counted here"),
         ({"layer_types": [["x"]] * 32}, r"\['x'\], which is not counted here"),
-        ({"attention_chunk_size": 8_192}, r"attention_chunk_size = 8192 means attention in chunks"),
-        ({"num_kv_shared_layers": 15}, r"layers that share keys and values"),
+        ({"attention_chunk_size": 8_192}, r"attention_chunk_size = 8192 is not known here"),
+        ({"compress_factor": 4}, r"compress_factor = 4 is not known here"),
         ({"is_encoder_decoder": True}, r"cross-attention"),
-        ({"attn_config": {"kv_n_heads": 8}}, r"attn_config"),
         ({"swa_num_key_value_heads": 8}, r"swa_num_key_value_heads"),
     ],
 )

@@ -247,7 +247,7 @@ def test_tokens_that_share_an_entry() -> None:
     assert [size.need_bytes for size in sizes.values()] == [0, 128, 128, 256, 25 * 128]
     assert {size.bytes_per_token for size in sizes.values()} == {32}
     assert [sizes[n].next_token_bytes for n in (3, 4, 7)] == [128, 0, 128]
-    assert sizes[100].reserved_bytes == 32 * 128  # 25 entries in blocks of 16
+    assert sizes[100].reserved_bytes == 28 * 128  # the entries of 112 tokens, 7 blocks of 16
 
 
 def test_a_mean_that_is_not_whole_is_rounded_up() -> None:
@@ -260,7 +260,7 @@ def test_a_source_is_constant_while_the_answer_grows() -> None:
     short, long = (cache_size(geometry(FULL, cross), n) for n in (1, 1_000))
     assert short.need_bytes == 48 + 640
     assert long.need_bytes == 48_000 + 640
-    assert long.reserved_bytes == 1_008 * 48 + 32 * 32
+    assert long.reserved_bytes == 1_008 * 48 + 20 * 32
     assert long.bytes_per_token == long.bytes_per_token_beyond_windows == 48
 
 
