@@ -87,7 +87,9 @@ def layer_kinds(fields: Fields, layers: int) -> Kinds:
         kinds = reader(fields, layers)
         if kinds is not None:
             # One that is more explicit wins over rules, which are not asked then.
-            fields.idle(*RULE_FIELDS, *(() if WINDOW in kinds else WINDOW_NAMES))
+            fields.idle(*RULE_FIELDS)
+            if WINDOW not in kinds:
+                fields.idle(*WINDOW_NAMES, "use_sliding_window")
             return kinds
     for name in RECURRENT_MARKS:
         if fields.get(name) is not None:

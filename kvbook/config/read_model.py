@@ -131,6 +131,11 @@ def window_of(fields: Fields, kind: str) -> int | tuple[int | None, ...] | None:
     named = fields.get("layer_types")
     if named is None:
         named = layer_types(fields, kind)
+    elif kind in LATENT and "sliding_attention" in named:
+        raise UnsupportedModelError(
+            f"layer_types has sliding_attention, and {kind} has no windowed layers; allowed: "
+            "full_attention"
+        )
     else:
         check_layer_types(named, need(fields, "num_hidden_layers"), window)
     fields.idle("max_window_layers")

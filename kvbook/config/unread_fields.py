@@ -98,8 +98,8 @@ def refuse_unread(fields: Fields, inside: str = "") -> None:
             if what and may_matter(at):
                 raise UnsupportedModelError(
                     f"{inside}{at} = {shortly(what)} is not known here, and its name may speak of "
-                    f"the cache; if it changes nothing, override it: {at}=null; if it means a "
-                    "field that is read, override that one"
+                    f"the cache; if it changes nothing, leave it out (override {at}=null); if it "
+                    "means a field that is read, state that one"
                 )
     for name, inner in fields.inside.items():
         refuse_unread(inner, f"{inside}{name}.")

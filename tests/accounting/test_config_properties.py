@@ -39,6 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": 16, "index_head_dim": 8, "compress_ratios": [0, 4, 128, 4],
     },
 }  # fmt: skip
+FEW = settings(max_examples=25)
 EACH = pytest.mark.parametrize("name", MODELS)
 
 
@@ -56,6 +57,7 @@ OTHERS = st.sampled_from(["foo", "quux", "zork", "blip", "n", "num", "is"])
 
 
 @EACH
+@FEW
 @given(word=WORDS, before=OTHERS, after=OTHERS, value=st.sampled_from([1, 2, 7, "x", True, [3]]))
 def test_an_unknown_field_that_speaks_of_the_cache_is_refused(
     name: str, word: str, before: str, after: str, value: object
@@ -66,6 +68,7 @@ def test_an_unknown_field_that_speaks_of_the_cache_is_refused(
 
 
 @EACH
+@FEW
 @given(word=WORDS, off=st.sampled_from([None, False, 0, [], {}, ""]))
 def test_one_that_is_off_says_nothing(name: str, word: str, off: object) -> None:
     assert read({**MODELS[name], f"foo_{word}": off}) == read(MODELS[name])
@@ -129,6 +132,7 @@ IRRELEVANT = {
 
 
 @EACH
+@FEW
 @given(data=st.data())
 def test_order_and_irrelevant_fields_change_nothing(name: str, data: st.DataObject) -> None:
     extra = data.draw(st.sets(st.sampled_from(sorted(IRRELEVANT))))
@@ -148,6 +152,7 @@ def test_nesting_changes_nothing(name: str, outer: str) -> None:
 
 
 @EACH
+@FEW
 @given(tokens=st.integers(1, 3_000), batch=st.integers(1, 50))
 def test_batch_scales_exactly(name: str, tokens: int, batch: int) -> None:
     one, many = (cache_size(read(MODELS[name]), tokens, batch=b) for b in (1, batch))
@@ -156,6 +161,7 @@ def test_batch_scales_exactly(name: str, tokens: int, batch: int) -> None:
 
 
 @EACH
+@FEW
 @given(tokens=st.integers(1, 40))
 def test_length_scales_exactly(name: str, tokens: int) -> None:
     """Beyond all windows, every 128 tokens add the same: 128 times the slope."""
@@ -186,7 +192,7 @@ CHOICES: dict[str, list[Any]] = {
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "deepseek_v2", "deepseek_v3")
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.filter_too_much])
 @given(family=st.sampled_from(FAMILIES), data=st.data())
 def test_a_model_that_is_built_has_the_same_cache_in_both_readers(
     family: str, data: st.DataObject
@@ -215,8 +221,9 @@ def test_what_is_left_out_is_the_class_s_in_both_readers(
 ) -> None:
     """Mistral without optional fields has 8 KV heads and a window; Qwen3 heads of 128."""
     fields = {
-        "model_type": family, "vocab_size": 64, "hidden_size": 4_096 if family != "qwen3" else 2_048,
-        "num_hidden_layers": 2, "num_attention_heads": 32, "intermediate_size": 32,
+        "model_type": family, "vocab_size": 64, "num_hidden_layers": 2,
+        "hidden_size": 2_048 if family == "qwen3" else 4_096,
+        "num_attention_heads": 32, "intermediate_size": 32,
         "max_position_embeddings": 32_768,
     }  # fmt: skip
     model = ModelConfig.from_hf(fields)

@@ -340,6 +340,28 @@ def test_dense_layers_are_enough(change: dict[str, Any]) -> None:
     assert ModelConfig.from_hf({**DEEPSEEK, **change}).n_layers == 5
 
 
+def test_latent_layers_have_no_window() -> None:
+    named = {"layer_types": ["sliding_attention"] * 5, "sliding_window": 9}
+    with pytest.raises(UnsupportedModelError, match="deepseek_v3 has no windowed layers"):
+        ModelConfig.from_hf({**DEEPSEEK, **named, "use_sliding_window": True})
+    assert ModelConfig.from_hf({**DEEPSEEK, "sliding_window": 9}).window is None
+
+
+def test_what_deepseek_s_classes_leave_open_is_theirs() -> None:
+    """Absent is the class's: 256 experts after three dense layers, queries of rank 1,536."""
+    with pytest.raises(UnsupportedModelError, match="layers 3 to 4 are mixtures of 256 experts"):
+        ModelConfig.from_hf(without(DEEPSEEK, "n_routed_experts", "first_k_dense_replace"))
+    config = ModelConfig.from_hf(without(DEEPSEEK, "q_lora_rank"))
+    assert config.latent is not None
+    assert config.latent.q_rank == 1_536
+
+
+@pytest.mark.parametrize("name", ["n_kv_heads", "num_query_groups", "kv_reuse", "layer_share"])
+def test_a_field_that_nothing_reads_is_refused(name: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=rf"{name} = 4 is not known here"):
+        ModelConfig.from_hf({**LLAMA, name: 4})
+
+
 LATENT: dict[str, Any] = {
     "q_rank": 3, "kv_rank": 5, "nope_dim": 2, "rope_dim": 4, "value_dim": 3,
 }  # fmt: skip
