@@ -44,6 +44,7 @@ def model_fields(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
             "Pick a model of one of these families."
         )
     fields = Fields(with_defaults({**CLASS_DEFAULTS.get(kind, {}), **stated}))
+    fields.idle(*(set(fields) - set(stated)))  # a default not asked for is no field
     refuse_unsupported(fields)
     latent = latent_of(fields) if kind in LATENT else None
     n_heads = need(fields, "num_attention_heads")

@@ -52,6 +52,7 @@ BY_NAME = {
     "num_sliding_attention_heads": "query heads", "insert_layer_id": "pictures",
     "seconds_per_chunk": "sound", "spatial_pool_stride": "pictures",
     "spatial_target_layers": "pictures", "use_decoder_only_language_model": "which class",
+    "conv_dim": "the model's width", "conv_dim_out": "the same",
     "keep_window_size": "how much is read, not kept",
     "use_cache": "whether to cache at all",
     "n_group": "routing of experts", "topk_group": "routing of experts",

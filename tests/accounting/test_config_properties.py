@@ -89,6 +89,20 @@ def test_the_language_model_inside_is_refused_for_what_stands_around_it() -> Non
         read({**MODELS["nested"], "kv_reuse_depth": 2})
 
 
+def test_a_default_that_nothing_asks_for_is_no_field() -> None:
+    """Kimi-Linear's class has two spellings for its states, of which files state one."""
+    fields = {
+        "model_type": "kimi_linear", "num_hidden_layers": 2, "hidden_size": 64,
+        "num_attention_heads": 2, "kv_lora_rank": 16, "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 4, "v_head_dim": 4,
+        "linear_attn_config": {"full_attn_layers": [2], "num_heads": 2, "head_dim": 8,
+                               "short_conv_kernel_size": 4},
+    }  # fmt: skip
+    assert [layer.kind for layer in read(fields).layers] == ["recurrent", "latent"]
+    with pytest.raises(UnsupportedModelError, match="linear_head_dim = 8 is not known here"):
+        read({**fields, "linear_head_dim": 8})
+
+
 # ---- What is meant can be said
 
 
