@@ -72,6 +72,7 @@ class CacheGeometry:
         """
         file = read_config(source, overrides)
         fields = Fields(decoder_part(with_defaults(file.fields, file.nested)))
+        fields.idle(*(set(fields) - set(file.fields)))  # a default not asked for is no field
         layers = layers_of(fields, source_tokens)
         extra = prediction_layers(fields)
         positions = usable_positions(fields)

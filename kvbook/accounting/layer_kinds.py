@@ -6,6 +6,7 @@ Knows: the ways in which configs say so, most explicit first. Does not know: siz
 from collections.abc import Mapping
 from typing import Any
 
+from kvbook.accounting.prediction_layers import NAMES as PREDICTION
 from kvbook.accounting.window_patterns import windowed
 from kvbook.config.counts import check_count
 from kvbook.config.family_defaults import family
@@ -87,7 +88,9 @@ def layer_kinds(fields: Fields, layers: int) -> Kinds:
         kinds = reader(fields, layers)
         if kinds is not None:
             # One that is more explicit wins over rules, which are not asked then.
-            fields.idle(*RULE_FIELDS, *(() if WINDOW in kinds else WINDOW_NAMES))
+            fields.idle(*RULE_FIELDS)
+            if WINDOW not in kinds:
+                fields.idle(*WINDOW_NAMES, "use_sliding_window")
             return kinds
     for name in RECURRENT_MARKS:
         if fields.get(name) is not None:
@@ -103,7 +106,10 @@ def layer_kinds(fields: Fields, layers: int) -> Kinds:
 
 def named(fields: Fields, layers: int) -> Kinds | None:
     """``layer_types`` and its kin: a name per layer."""
-    name, _ = find(fields, NAMED)
+    name, entries = find(fields, NAMED)
+    extra = optional_count(fields, *PREDICTION, low=0) or 0
+    if extra and isinstance(entries, list | tuple) and len(entries) == layers + extra:
+        fields = Fields({**fields, name: list(entries)[:layers]})  # Step 3.5 goes on with those
     words = dict(NAMES)
     if family(fields) in HYBRID_IS_BOTH:
         words["hybrid"] = BOTH

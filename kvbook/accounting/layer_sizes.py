@@ -92,6 +92,7 @@ def of_layer(fields: Fields, layer: int, size: Size) -> Size:
     own = own_fields(fields, layer)
     if own is None:
         return size
+    own.idle(*HEADS)
     width = optional_count(own, *HEAD_WIDTH)
     values = optional_count(own, *VALUE_WIDTH) or width
     return Size(

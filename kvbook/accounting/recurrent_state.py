@@ -44,6 +44,8 @@ def recurrent_state(fields: Fields) -> State | None:
         return bailing_delta(fields)
     if family(fields) == "mamba2":
         return mamba2_alone(fields)
+    if fields.get("conv1d_width") is not None:
+        return gated_linear(fields)
     if fields.get("mamba_headdim") is not None:
         return mamba2(fields)
     if fields.get("mamba_num_heads") is not None or fields.get("mamba_n_heads") is not None:
@@ -100,6 +102,13 @@ def lightning(fields: Fields) -> State:
     heads = count(fields, *HEADS)
     width = optional_count(fields, *HEAD_WIDTH) or divide(fields, WIDTH, HEADS, "head_dim")
     return (Kept("recurrent state", heads, width * width),)
+
+
+def gated_linear(fields: Fields) -> State:
+    """RecurrentGemma: one number for each channel, and a convolution over them."""
+    width = optional_count(fields, "lru_width") or count(fields, *WIDTH)
+    state = Kept("recurrent state", width, 1)
+    return (state, *convolution(width, count(fields, "conv1d_width")))
 
 
 def mamba1(fields: Fields, expand: str, size: str, kernel: str) -> State:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvbook.config.counts import check_count
-from kvbook.config.family_defaults import FULL_UNLESS_NAMED, family, known
+from kvbook.config.family_defaults import DEFAULTS, FULL_UNLESS_NAMED, family, known
 from kvbook.config.spellings import (
     PATTERN,
     WINDOW,
@@ -48,7 +48,7 @@ def windowed(fields: Fields, layers: int) -> list[str]:
     pattern = pattern_of(fields, layers)
     if pattern is not None:
         full = [pattern[i % len(pattern)] == "G" for i in range(layers)]
-    elif fields.get("max_window_layers") is not None:
+    elif fields.get("max_window_layers") is not None and reads_max_window_layers(kind):
         first = check_count("max_window_layers", fields["max_window_layers"], 0)
         full = [i < first for i in range(layers)]
     else:
@@ -59,6 +59,11 @@ def windowed(fields: Fields, layers: int) -> list[str]:
     if kind in LAST_IS_FULL:
         full[-1] = True
     return ["full" if each else "window" for each in full]
+
+
+def reads_max_window_layers(kind: str) -> bool:
+    """Whether the family's class reads it; a Mistral, say, has windows in all layers anyway."""
+    return not known(kind) or "max_window_layers" in DEFAULTS.get(kind, {})
 
 
 def cycled(name: str, entries: Sequence[Any], layers: int) -> list[Any]:

@@ -315,7 +315,8 @@ PLAIN = (
 
 # Families whose layers are full unless layer_types names them, whatever window the file states.
 FULL_UNLESS_NAMED = (
-    "llama", "cohere_compass_text", "granitemoe", "laguna", "mellum", "minimax", "qwen3_next",
+    "llama", "cohere_compass_text", "deepseek_v2", "deepseek_v3", "granitemoe", "laguna",
+    "mellum", "minimax", "qwen3_next",
 )  # fmt: skip
 
 

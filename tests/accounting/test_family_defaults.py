@@ -64,7 +64,8 @@ def test_a_family_is_plain_or_has_defaults() -> None:
 REFUSED = ("recurrent_gemma", "dots3_note_text", "qwen4_exp_text", "zamba2")
 NEEDS_NAMES = ("bamba", "granitemoehybrid", "lfm2", "lfm2_moe", "nemotron_h", "zamba",
                "gemma4_unified_text", "kimi_linear", "zaya", "inkling_text", "inkling2_text",
-               "inkling2_loop_text", "hy_v3", "falcon_h1", "mllama_text_model", "gpt_neo")  # fmt: skip
+               "inkling2_loop_text", "hy_v3", "falcon_h1", "mllama_text_model",
+               "gpt_neo")  # fmt: skip
 
 
 @pytest.mark.parametrize("layers", [12, 13])
