@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvbook.accounting.geometry import CacheGeometry
-from kvbook.accounting.size import cache_size
+from kvbook.accounting.need import cache_size
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4_096,

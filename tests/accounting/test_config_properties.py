@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from kvbook.accounting.geometry import CacheGeometry
-from kvbook.accounting.size import cache_size
+from kvbook.accounting.need import cache_size
 from kvbook.config import ModelConfig
 from kvbook.errors import UnsupportedModelError
 

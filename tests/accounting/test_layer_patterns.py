@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvbook.accounting.geometry import CacheGeometry
-from kvbook.accounting.size import cache_size
+from kvbook.accounting.need import cache_size
 
 PUBLISHED: dict[str, tuple[dict[str, Any], str, int]] = {
     # model: fields, kinds of its layers, bytes needed for 100,000 tokens

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvbook.accounting.geometry import CacheGeometry
-from kvbook.accounting.size import CacheSize, cache_size
+from kvbook.accounting.need import CacheSize, cache_size
 from kvbook.errors import UnsupportedModelError
 
 GIB = 1024**3

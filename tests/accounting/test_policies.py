@@ -6,7 +6,13 @@ import pytest
 
 from kvbook.accounting.gallery import gallery_model, load_gallery
 from kvbook.accounting.geometry import CacheGeometry
-from kvbook.accounting.layers import Kept, full_layer, recurrent_layer, window_layer
+from kvbook.accounting.layers import (
+    Kept,
+    compressed_layer,
+    full_layer,
+    recurrent_layer,
+    window_layer,
+)
 from kvbook.accounting.need import CacheSize, cache_size
 from kvbook.accounting.policies import POLICIES
 from kvbook.errors import UnsupportedModelError
@@ -103,3 +109,14 @@ def test_every_policy_says_who_does_it_and_where_it_is_written(name: str) -> Non
 def test_a_policy_takes_a_size(wrong: object) -> None:
     with pytest.raises(ValueError, match=r"size must be a CacheSize, got .* use cache_size"):
         POLICIES["ring"].bytes(wrong)  # type: ignore[arg-type]
+
+
+def test_a_compressed_history_has_fewer_entries() -> None:
+    """4 tokens make an entry of 128 bytes: 250 entries of 1,000 tokens, in 16 blocks of 16."""
+    size = cache_size(CacheGeometry("toy", (compressed_layer(4, 64),)), 1_000)
+    assert POLICIES["ring"].bytes(size) == 250 * 128
+    assert POLICIES["whole text"].bytes(size) == 252 * 128  # the entries of 1,008 tokens
+    assert POLICIES["pool per layer"].bytes(size) == 256 * 128
+    assert POLICIES["cells"].bytes(size) == 256 * 128
+    with pytest.raises(UnsupportedModelError, match="4 tokens share an entry"):
+        POLICIES["pool per kind"].bytes(size)
