@@ -44,7 +44,9 @@ def title(size: CacheSize) -> str:
     geometry = size.geometry
     known = sorted({layer.kind for layer in geometry.layers}, key=order)
     kinds = ", ".join(f"{geometry.count(kind)} {kind}" for kind in known)
-    return f"{geometry.name}: {in_words(len(geometry.layers), 'layer')} ({kinds})"
+    # A layer with two caches has two records, and then their number is not the model's layers.
+    noun = "cache" if {"compressed", "cross"} & set(known) else "layer"
+    return f"{geometry.name}: {in_words(len(geometry.layers), noun)} ({kinds})"
 
 
 def order(kind: str) -> tuple[int, str]:

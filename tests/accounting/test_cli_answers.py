@@ -68,6 +68,13 @@ def test_without_a_length_per_token_and_at_three(capsys: pytest.CaptureFixture[s
     assert found["bytes_per_token"] == 507_904
 
 
+def test_a_layer_with_two_caches_is_not_two_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "size", "deepseek-v4-flash", "--tokens", "1000")
+    title = "deepseek-v4-flash: 125 caches (43 window, 41 compressed, 41 recurrent)\n"
+    assert text.startswith(title)
+    assert "pool per kind: not possible: 4 tokens share an entry" in text
+
+
 def test_one_is_singular(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "size", "llama-3-8b", "--tokens", "1", "--block-size", "1",
                    "--budget", "131072B")  # fmt: skip
