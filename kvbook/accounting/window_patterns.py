@@ -19,8 +19,6 @@ from kvbook.config.spellings import (
 )
 from kvbook.errors import UnsupportedModelError
 
-# Read only where there is a window, so they say nothing without one.
-ABOUT_WINDOWS = (*WINDOW, *PATTERN, "use_sliding_window", "max_window_layers")
 # Families with full layers beside the pattern's: the first, or the last.
 FIRST_IS_FULL, LAST_IS_FULL = ("mimo_v2_flash",), ("beam", "gemma4_text", "gemma4_unified_text")
 # Families whose pattern begins with the full layer.
@@ -36,7 +34,9 @@ def windowed(fields: Fields, layers: int) -> list[str]:
         marks = cycled(find(fields, WINDOW)[0], listed, layers)
         return ["full" if mark is None else "window" for mark in marks]
     if window_of(fields) is None:
-        fields.idle(*ABOUT_WINDOWS)
+        fields.idle(*WINDOW, "use_sliding_window", "max_window_layers")
+        if any(name in fields for name in WINDOW) and family(fields) not in FULL_UNLESS_NAMED:
+            fields.idle(*PATTERN)  # a window that is null or off; else the pattern is of something
         return ["full"] * layers
     kind = family(fields)
     if kind in NOT_READ:

@@ -220,6 +220,13 @@ def test_a_pattern_that_nothing_reads_is_refused(name: str) -> None:
         per_token(fields)
 
 
+@pytest.mark.parametrize("family", ["llama", "unheard"])
+def test_a_pattern_without_a_window_is_refused(family: str) -> None:
+    fields = {**MODEL, "model_type": family, "sliding_window_pattern": 6}
+    with pytest.raises(UnsupportedModelError, match="sliding_window_pattern = 6 is not known"):
+        per_token(fields)
+
+
 def test_a_window_in_an_unknown_family_does_not_say_which_layers_have_it() -> None:
     with pytest.raises(UnsupportedModelError, match=r"sliding_window = 2048.*not which.*'unheard'"):
         per_token({**MODEL, "model_type": "unheard", "sliding_window": 2_048})
