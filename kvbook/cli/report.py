@@ -123,7 +123,7 @@ def policy_lines(size: CacheSize, markdown: bool) -> list[str]:
         except UnsupportedModelError as error:
             reasons.append(f"  {policy.name}: not possible: {error}")
     lines = ["what engines set aside, state included", *as_table(rows, markdown), *reasons]
-    lines += [who(policy) for policy in POLICIES.values()]
+    lines += [who(policy, markdown) for policy in POLICIES.values()]
     return lines + [f"  {words}" for words in pool_words(size)]
 
 
@@ -143,8 +143,10 @@ def pool_words(size: CacheSize) -> list[str]:
     ]
 
 
-def who(policy: Policy) -> str:
-    names = "; ".join(words.partition(": ")[0] for words in policy.who)
+def who(policy: Policy, markdown: bool) -> str:
+    """Who goes this way; Markdown and JSON have the page that says so too."""
+    pairs = [words.split(": ", 1) for words in policy.who]
+    names = "; ".join(f"[{name}]({page})" if markdown else name for name, page in pairs)
     return f"  {policy.name}: {policy.rule} ({names})"
 
 

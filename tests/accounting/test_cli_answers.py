@@ -202,6 +202,7 @@ def test_tables_in_markdown(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "size", "llama-3-8b", "--tokens", "1", "--markdown")
     assert "| need | 131,072 | 128 KiB |\n" in text
     assert "|  | bytes |  |\n| --- | ---: | ---: |\n" in text
+    assert "([vLLM, hybrid KV cache manager (2026)](https://github.com/vllm-project/vllm/" in text
     text = printed(capsys, "size", "--compare", "gpt2", "opt-13b", "--markdown")
     assert "| per token, one sequence | 36,864 B | 819,200 B | 0.045 |\n" in text
     assert printed(capsys, "models", "--markdown").startswith("| name | attention | B/token |")
