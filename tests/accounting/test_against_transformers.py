@@ -15,7 +15,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvbook.accounting.geometry import CacheGeometry
 from kvbook.accounting.layers import Layer
-from kvbook.config.family_defaults import DEFAULTS
 
 TOKENS, WINDOW = 8, 3
 SMALL: dict[str, Any] = {
