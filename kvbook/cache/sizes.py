@@ -33,7 +33,7 @@ def check_class(name: str, value: Any, allowed: type, how: str) -> None:
 def check_list(name: str, value: Any) -> None:
     """Raise ``ValueError`` unless ``value`` is a list or a tuple."""
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{name} must be a list of integers, got {value!r:.80}")
+        raise ValueError(f"{name} must be a list or a tuple, got {value!r:.80}")
 
 
 def _check_largest(name: str, value: int) -> None:

@@ -177,7 +177,7 @@ def test_lengths_that_the_table_does_not_hold_are_refused(lengths: Any) -> None:
 @pytest.mark.parametrize("tables", [[], [[]], 7, [None], "table"], ids=str)
 def test_one_table_for_each_row(tables: Any) -> None:
     _, cache, _ = owned()
-    refused(cache, ValueError, "lists of tables|no block table",
+    refused(cache, ValueError, "lists of tables|no block table|must be a list",
             lambda: cache.bind(tables, lengths=[1]))
 
 
