@@ -88,9 +88,10 @@ def test_block_configs() -> None:
     blocks = [
         {"attention": {"n_heads_in_group": 4}, "ffn": {"ffn_mult": 1.0}},
         {"attention": {"no_op": True}, "ffn": {}},
+        {"attention": {"replace_with_linear": True}, "ffn": {}},
         {"attention": {"n_heads_in_group": 8}, "ffn": {}},
     ]
-    fields = {**MODEL, "model_type": "nemotron-nas", "num_hidden_layers": 3,
+    fields = {**MODEL, "model_type": "nemotron-nas", "num_hidden_layers": 4,
               "block_configs": blocks}  # fmt: skip
     assert per_token(fields) == (8 + 4) * 2 * 128 * 2
 
