@@ -9,19 +9,9 @@ OLD_FORM = {
     #
     "03-appending-one-entry",
     #
-    "04-prefill-and-decode",
-    #
-    "05-complexity",
-    #
     "06-memory-wall",
     #
-    "07-grouped-and-latent-heads",
-    #
-    "08-sliding-windows",
-    #
     "09-quantized-caches",
-    #
-    "10-paging",
     #
     "11-prefix-caching",
 }
