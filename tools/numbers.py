@@ -8,7 +8,8 @@ bound: for that, read the lock's diff, which quotes the line each number was fou
     python -m tools.numbers check    derive the lock again and compare
 
 A claim must occur, as printed, in a code literal or in the text that a cell prints. Comments,
-strings, figures and the output of cells tagged `nbval-ignore-output` (timings) do not count.
+strings, figures, the code of cells tagged `plot` and the output of cells tagged
+`nbval-ignore-output` (timings) do not count.
 Digits are read in all chapters, number words and the alt texts of figures in those that are in the
 new form. A claim with a measured unit goes to a line that prints it with that unit if there is one.
 """
@@ -86,6 +87,8 @@ def evidence_of(notebook: NotebookNode) -> Evidence:
         for number, line, found, unit in units.of_lines(printed_lines(cell)):
             shown = _around(line, found.text)
             places[found.value].append(Place(index, cell.id, "out", number, shown, unit))
+        if "plot" in cell.metadata.get("tags", []):
+            continue  # its literals place marks on paper; what it found, it prints
         source = cell.source.splitlines()
         for value, number in literals(cell.source):
             line = _around(source[number - 1], value)

@@ -5,8 +5,6 @@ although it keeps every rule. When the set is empty, this file goes.
 """
 
 OLD_FORM = {
-    "01-generation-loop",
-    #
     "02-causal-proof",
     #
     "03-appending-one-entry",

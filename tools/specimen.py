@@ -31,6 +31,8 @@ launch_buttons:
 COLAB = "https://colab.research.google.com/github/someone/kv-book/blob/main/book/"
 ALT = "A line that falls from the upper left to the lower right: seconds over tokens."
 
+TABLE = "| part | size (KiB) |\n| --- | ---: |\n| keys | 1,024 |"
+
 INTRO = """# A specimen
 
 A page with math, $E = mc^2$, and a link to [the chapter](01-everything.ipynb).
@@ -136,7 +138,9 @@ def _chapter() -> nbformat.NotebookNode:
     code = new_code_cell(f"print({LONG_LINE!r})", execution_count=1)
     code.outputs = [new_output("stream", name="stdout", text=LONG_LINE + "\n")]
     figures = [_figure("image/svg+xml", SVG), _figure("image/png", _white_png(640, 320))]
-    cells = [new_markdown_cell(MARKDOWN), code, *figures]
+    table = new_code_cell("plots.table(head, rows)", execution_count=3)
+    table.outputs = [new_output("display_data", data={"text/markdown": TABLE})]
+    cells = [new_markdown_cell(MARKDOWN), code, *figures, table]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return new_notebook(cells=cells, metadata={"kernelspec": kernel})
 

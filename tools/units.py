@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from tools import numerals
-from tools.numerals import RATIOS, SIZES, TIMES, WORK, Numeral
+from tools.numerals import RATIOS, SIZES, TIMES, UNITS, WORK, Numeral
 
 MEASURED = SIZES | TIMES | RATIOS | WORK  # a claim with one of these needs it printed as well
 SAME = {"byte": "B", "x": "×", "time": "×", "fold": "×", "percent": "%", "second": "s"}
@@ -47,4 +47,4 @@ def _named(head: str) -> str:
     bracketed = re.search(r"\(([^()]*)\)", head)
     words = _WORDS.findall(bracketed[1]) if bracketed else []
     words += [word for word in _WORDS.findall(head) if len(word) > 1 or word in "%×"]
-    return next((word for word in words if word in MEASURED), "")
+    return next((word for word in words if word in UNITS), "")

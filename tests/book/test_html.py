@@ -100,6 +100,12 @@ def test_a_figure_keeps_its_words_and_a_toggle_its_visible_name(specimen_site: P
     assert [toggle.find("p").get_text() for toggle in toggles] == ["Plotting code"] * 2
 
 
+def test_a_table_that_a_cell_prints_is_a_table(specimen_site: Path) -> None:
+    page = checks.read(specimen_site / "book" / "01-everything.html", specimen_site)
+    (table,) = page.soup.select(".cell_output table")
+    assert [cell.get_text() for cell in table.find_all("td")] == ["keys", "1,024"]
+
+
 def test_a_link_to_a_cell_leads_to_its_container(specimen_site: Path) -> None:
     page = checks.read(specimen_site / "book" / "01-everything.html", specimen_site)
     assert page.soup.find("a", href="#cell-id=figure-svg").get_text() == "in this cell"

@@ -185,13 +185,24 @@ def test_a_changed_alt_text_is_noticed() -> None:
     assert "77 rows is in no code" in numbers.bind_chapter("01-sample", notebook)[1][0]
 
 
+def test_literals_of_plotting_code_are_no_evidence() -> None:
+    notebook = sample()
+    cell(notebook, "plot").source = "plot(777)"
+    cell(notebook, "statement").source += "\n\nIt takes 777 steps."
+    assert "777 steps is in no code" in numbers.bind_chapter("01-sample", notebook)[1][0]
+
+
 # Units -------------------------------------------------------------------------------------------
 
 
 def test_a_number_in_a_table_has_the_unit_of_its_column() -> None:
-    lines = ["| B | size (KiB) | bytes per token |", "|---|---:|---:|", "| 8 | 24 | 64 tokens |"]
+    lines = [
+        "| B | size (KiB) | rows read | bytes |",
+        "|---|---:|---:|---:|",
+        "| 8 | 24 | 3 | 4 s |",
+    ]
     read = [(found.value, unit) for _, _, found, unit in units.of_lines(lines)]
-    assert read == [("8", ""), ("24", "KiB"), ("64", "tokens")]
+    assert read == [("8", ""), ("24", "KiB"), ("3", "rows"), ("4", "s")]
 
 
 @pytest.mark.parametrize("same", ["B bytes", "x ×", "× times", "% percent", "s seconds"])
