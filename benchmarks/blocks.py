@@ -36,7 +36,10 @@ HEADER = (
     "           blocks    blocks     thousand blocks/s     kvbook's speed, divided by\n"
     "case     per call    cached     kvbook      peer      the peer's the floor's"
 )
-ROW = "{case:8} {per_call:8}  {cached:8}  {kvbook:9.0f} {peer:9.0f}  {ratio:14.2f} {floor_share:11.2f}"
+ROW = (
+    "{case:8} {per_call:8}  {cached:8}  {kvbook:9.0f} {peer:9.0f}  "
+    "{ratio:14.2f} {floor_share:11.2f}"
+)
 
 Prompts = list[list[int]]
 Work = Callable[[], None]
@@ -266,6 +269,8 @@ def find(case: Case) -> Contenders:
     serve(prefix, cached, found=0)
     serve_by_peer(peer, cached, found=0)
     found, n = PROMPT_BLOCKS * BLOCK_SIZE, case.blocks // PROMPT_BLOCKS
+    serve(prefix, prompts, found)  # once around: the peer's blocks lie in the order of the prompts
+    serve_by_peer(peer, prompts, found)
     ours, theirs, floors = (itertools.cycle(prompts) for _ in range(3))
     return {
         "kvbook": lambda: serve(prefix, itertools.islice(ours, n), found),

@@ -84,15 +84,14 @@ class BlockPool:
         free, owners = self._free, self._owners
         if n > len(free) + len(self._evictable):
             raise OutOfBlocksError(
-                f"{n} blocks are needed, but {self.available} of {self.blocks} are available; "
-                "release blocks first, or make a larger pool"
+                f"{counted(n, 'block')} {'is' if n == 1 else 'are'} needed, but "
+                f"{self.available} of {self.blocks} are available; release blocks first, or make "
+                "a larger pool"
             )
         taken = free[: -n - 1 : -1]  # from the top of the stack, n of them or all
         del free[-n:]
-        for _ in range(n - len(taken)):
-            block, _ = self._evictable.popitem(last=False)
-            taken.append(block)
-            self._kept.pop(block)(block)
+        while len(taken) < n:
+            taken.append(self._evict())
         for block in taken:
             owners[block] = 1
         return taken
@@ -170,7 +169,10 @@ class BlockPool:
         for block in blocks:
             if type(block) is not int or block not in self._kept:
                 raise ValueError(f"block {block!r} is not kept; drop() takes what keep() was given")
-        for block in dict.fromkeys(blocks):
+        if len(set(blocks)) < len(blocks):
+            twice = next(block for block, times in Counter(blocks).items() if times > 1)
+            raise ValueError(f"block {twice} is given twice; drop() each block once")
+        for block in blocks:
             if block in self._evictable:
                 del self._evictable[block]
                 self._free.append(block)
@@ -226,9 +228,20 @@ class BlockPool:
         for block, times in Counter(blocks).items():
             if times > self._owners[block]:
                 raise BlockNotInUseError(
-                    f"block {block} has {self._owners[block]} owners and cannot be released "
-                    f"{times} times; release() it once for each allocate() and share()"
+                    f"block {block} has {counted(self._owners[block], 'owner')} and cannot be "
+                    f"released {times} times; release() it once for each allocate() and share()"
                 )
+
+    def _evict(self) -> int:
+        block, _ = self._evictable.popitem(last=False)
+        forget = self._kept.pop(block)
+        forget(block)
+        return block
+
+
+def counted(n: int, noun: str) -> str:
+    """How many, in words that fit: 1 block, 2 blocks."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def not_a_list(blocks: object) -> ValueError:

@@ -94,7 +94,7 @@ def cache_of(
     groups = []
     for kind, placement in zip(kinds, placements, strict=True):
         stored = store(kind, list(layer_kinds).count(kind), *placement.store_shape, device)
-        if tail == 0 and stored.tile == 1:
+        if tail == 0 and stored.write_size == 1:
             groups.append(group(placement, stored))
         else:
             groups.append(TailedGroup(placement, stored, tail))

@@ -18,9 +18,9 @@ from kvbook.cache.store import NewStore, Store, Where
 class CodedStore(Store):
     """Keys and values as codes. ``kind.dtype`` is the type of what is written and read.
 
-    Where a codec's tile spans several tokens, a write, ``fill`` or ``copy_slots`` covers whole
-    tiles: as many consecutive slots, from a multiple of their number. Reads take any slots.
-    Raises ``ValueError`` if tiles do not divide the widths or the slots.
+    Where a codec's group spans several tokens, a write, ``fill`` or ``copy_slots`` covers whole
+    groups: as many consecutive slots, from a multiple of their number. Reads take any slots.
+    Raises ``ValueError`` if groups do not divide the widths or the slots.
     """
 
     @torch.inference_mode(False)  # or they could not be written to outside of it
@@ -35,14 +35,14 @@ class CodedStore(Store):
         keys: Codec,
         values: Codec,
     ) -> None:
-        few, many = sorted((keys.tile[0], values.tile[0]))
+        few, many = sorted((keys.group[0], values.group[0]))
         if many % few:
             raise ValueError(
-                f"tiles of {keys.tile[0]} tokens for keys and {values.tile[0]} for values do not "
-                "nest; let one be a multiple of the other"
+                f"groups of {keys.group[0]} tokens for keys and {values.group[0]} for values do "
+                "not nest; let one be a multiple of the other"
             )
         super().__init__(kind, layers, rows, slots, device)
-        self.tile = many
+        self.write_size = many
         shape = (layers, rows, slots, kind.kv_heads)
         self.keys = CodedTensor(keys, shape, kind.key_dim, kind.dtype, self.device)
         self.values = CodedTensor(values, shape, kind.value_dim, kind.dtype, self.device)
@@ -54,9 +54,9 @@ class CodedStore(Store):
         return [*self.keys.held, *self.values.held]
 
     def write(self, layer: int, where: Where, keys: Tensor, values: Tensor) -> None:
-        tiles = [part.tiles_at(where) for part in self._parts]
+        groups = [part.groups_at(where) for part in self._parts]
         encoded = [part.encode(x) for part, x in zip(self._parts, (keys, values), strict=True)]
-        for part, at, new in zip(self._parts, tiles, encoded, strict=True):
+        for part, at, new in zip(self._parts, groups, encoded, strict=True):
             part.codes[layer][where] = new.codes
             part.scales[layer][at] = new.scales
             part.offsets[layer][at] = new.offsets
@@ -66,7 +66,7 @@ class CodedStore(Store):
         return self.keys.read(layer, where), self.values.read(layer, where)
 
     def round_trip(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """What reading would give, had these whole tiles been written."""
+        """What reading would give, had these whole groups been written."""
         return self.keys.round_trip(keys), self.values.round_trip(values)
 
     def fill(self, row: int, start: int, stop: int, value: float) -> None:
@@ -75,8 +75,8 @@ class CodedStore(Store):
         Zero and not-a-number come back as they are, others as the codecs have it.
         """
         where = (row, slice(start, stop))
-        tiles = [part.tiles_at(where) for part in self._parts]
-        for part, at in zip(self._parts, tiles, strict=True):
+        groups = [part.groups_at(where) for part in self._parts]
+        for part, at in zip(self._parts, groups, strict=True):
             codes, scales, offsets = part.constant(value)
             part.held.codes[:, row, start:stop] = codes[:1]
             part.held.scales[:, *at] = scales
@@ -85,24 +85,24 @@ class CodedStore(Store):
     def copy_rows(self, rows: list[int], slots: int) -> None:
         """Row i takes the first ``slots`` slots that row ``rows[i]`` had before the call.
 
-        Where slots share scales, the rest of the last tile comes along.
+        Where slots share scales, the rest of the last group comes along.
         """
         source = torch.tensor(rows, device=self.device)
-        tiles = -(-slots // self.tile)
+        groups = -(-slots // self.write_size)
         for part in self._parts:
             for layer in (*part.codes, *part.scales, *part.offsets):
-                stop = tiles * self.tile * layer.shape[1] // self.slots
+                stop = groups * self.write_size * layer.shape[1] // self.slots
                 layer[: len(rows), :stop] = layer[source, :stop]
 
     def copy_slots(self, row: int, source: list[int], target: list[int]) -> None:
         """Inside one row, slot ``target[i]`` takes what slot ``source[i]`` holds."""
         old, new = (torch.tensor(x, device=self.device, dtype=torch.long) for x in (source, target))
-        tiles = [(part.tiles_at((row, old)), part.tiles_at((row, new))) for part in self._parts]
-        for part, ((_, old_tiles), (_, new_tiles)) in zip(self._parts, tiles, strict=True):
+        groups = [(part.groups_at((row, old)), part.groups_at((row, new))) for part in self._parts]
+        for part, ((_, old_groups), (_, new_groups)) in zip(self._parts, groups, strict=True):
             codes, scales, offsets = part.held
             codes[:, row, new] = codes[:, row, old]
-            scales[:, row, new_tiles] = scales[:, row, old_tiles]
-            offsets[:, row, new_tiles] = offsets[:, row, old_tiles]
+            scales[:, row, new_groups] = scales[:, row, old_groups]
+            offsets[:, row, new_groups] = offsets[:, row, old_groups]
 
 
 class CodedTensor:
@@ -120,14 +120,14 @@ class CodedTensor:
         device: torch.device | str,
     ) -> None:
         layers, rows, slots, heads = shape
-        self.codec, self.slots, self.tokens, self.dtype = codec, slots, codec.tile[0], dtype
+        self.codec, self.slots, self.tokens, self.dtype = codec, slots, codec.group[0], dtype
         if slots % self.tokens:
             raise ValueError(
-                f"tiles of {self.tokens} tokens do not divide {slots} slots; use a multiple of "
+                f"groups of {self.tokens} tokens do not divide {slots} slots; use a multiple of "
                 f"{self.tokens} slots"
             )
         self.shape, self.device = (self.tokens, heads, width), device
-        # What encoding one tile gives says it all: shapes, types, and that the widths fit.
+        # What encoding one group gives says it all: shapes, types, and that the widths fit.
         one = self.constant(0.0)
         lines = (slots, slots // self.tokens, slots // self.tokens)
         self.held = Encoded(
@@ -149,7 +149,7 @@ class CodedTensor:
         self._see_layers()
 
     def constant(self, value: float) -> Encoded:
-        """One tile of the same number throughout."""
+        """One group of the same number throughout."""
         number = torch.tensor(value, dtype=torch.float64).to(self.dtype)
         return self.encode(number.to(self.device).expand(self.shape))
 
@@ -168,11 +168,13 @@ class CodedTensor:
         start, stop, _ = slots.indices(self.slots)
         first, last = start // self.tokens, -(-stop // self.tokens)
         begin, end = first * self.tokens, last * self.tokens
-        tiles = Encoded(codes[rows, begin:end], scales[rows, first:last], offsets[rows, first:last])
-        return self.codec.decode(tiles, self.dtype)[..., start - begin : stop - begin, :, :]
+        groups = Encoded(
+            codes[rows, begin:end], scales[rows, first:last], offsets[rows, first:last]
+        )
+        return self.codec.decode(groups, self.dtype)[..., start - begin : stop - begin, :, :]
 
-    def tiles_at(self, where: Where) -> Where:
-        """(rows, tiles) of (rows, slots). Raises ``ValueError`` unless these are whole tiles."""
+    def groups_at(self, where: Where) -> Where:
+        """(rows, groups) of (rows, slots). Raises ``ValueError`` unless these are whole groups."""
         rows, slots = where
         if self.tokens == 1:
             return where
@@ -183,30 +185,37 @@ class CodedTensor:
             return rows, slice(start // self.tokens, stop // self.tokens)
         if slots.shape[-1] % self.tokens:
             raise self._not_whole(f"{slots.shape[-1]} slots")
-        tiles = slots.unflatten(-1, (slots.shape[-1] // self.tokens, self.tokens))
-        whole = tiles == tiles[..., :1] // self.tokens * self.tokens + torch.arange(
+        groups = slots.unflatten(-1, (slots.shape[-1] // self.tokens, self.tokens))
+        whole = groups == groups[..., :1] // self.tokens * self.tokens + torch.arange(
             self.tokens, device=slots.device
         )
-        first = tiles[..., 0] // self.tokens
+        first = groups[..., 0] // self.tokens
         if isinstance(rows, Tensor):
-            by_tile = rows.expand_as(slots).unflatten(-1, tiles.shape[-2:])
-            whole = whole & (by_tile == by_tile[..., :1])
-            rows = by_tile[..., 0]
+            by_group = rows.expand_as(slots).unflatten(-1, groups.shape[-2:])
+            whole = whole & (by_group == by_group[..., :1])
+            rows = by_group[..., 0]
         if not whole.all():
             raise self._not_whole("slots that start elsewhere, have gaps or change row")
         return rows, first
 
     def _not_whole(self, given: str) -> ValueError:
         return ValueError(
-            f"{self.tokens} slots share their scales, so only whole tiles of {self.tokens} "
+            f"{self.tokens} slots share their scales, so only whole groups of {self.tokens} "
             f"consecutive slots from a multiple of {self.tokens} can change, got {given}; hold "
-            "tokens back until a tile is full"
+            "tokens back until a group is full"
         )
 
 
 def quantized(keys: Codec, values: Codec | None = None) -> NewStore:
     """A maker of stores, called as ``DenseStore`` is: ``quantized(INT8)(kind, layers, …)``.
 
-    Values take the codec of keys unless they have their own.
+    Values take the codec of keys unless they have their own. Raises ``ValueError`` for what is
+    not a codec.
     """
-    return partial(CodedStore, keys=keys, values=keys if values is None else values)
+    values = keys if values is None else values
+    for codec in (keys, values):
+        if not isinstance(codec, Codec):
+            raise ValueError(
+                f"quantized() takes a Codec, such as INT8 or INT4.grouped(16), got {codec!r:.60}"
+            )
+    return partial(CodedStore, keys=keys, values=values)

@@ -33,12 +33,12 @@ class Contiguous(Placement):
         self.dirty = [0] * rows
         self._line = torch.empty(0, dtype=torch.long)  # 0, 1, 2, … on the device of the queries
 
-    def check_tile(self, tile: int) -> None:
-        """Raise ``ValueError`` if the capacity is not a multiple of ``tile``."""
-        if self.capacity % tile:
+    def check_write_size(self, size: int) -> None:
+        """Raise ``ValueError`` if the capacity is not a multiple of ``size``."""
+        if self.capacity % size:
             raise ValueError(
-                f"the store encodes {tile} tokens together, but a row has {self.capacity} slots; "
-                f"make the capacity a multiple of {tile}"
+                f"the store encodes {size} tokens together, but a row has {self.capacity} slots; "
+                f"make the capacity a multiple of {size}"
             )
 
     def check_room(self, step: Step) -> None:

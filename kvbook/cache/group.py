@@ -28,7 +28,7 @@ class CacheGroup:
                 f"the placement has {rows} rows of {slots} slots, the store "
                 f"{store.rows} rows of {store.slots}; make both for the same numbers"
             )
-        self._check_tile(placement, store)
+        self._check_write_size(placement, store)
         placement.check_window(store.kind.window, store.kind.sinks)
         self.placement, self.store = placement, store
         self._plan: Plan | None = None
@@ -36,11 +36,11 @@ class CacheGroup:
         self._new_shape = (0, 0, 0)  # rows, heads and tokens of the present step
         self._to_come: set[int] = set()  # layers that the present step has not reached yet
 
-    def _check_tile(self, placement: Placement, store: Store) -> None:
-        if store.tile > 1:
+    def _check_write_size(self, placement: Placement, store: Store) -> None:
+        if store.write_size > 1:
             raise ValueError(
-                f"the store writes {store.tile} tokens at a time, but tokens come one by one; "
-                "put a recent tail before it: TailedGroup"
+                f"the store writes {store.write_size} tokens at a time, but tokens come one by "
+                "one; put a recent tail before it: TailedGroup"
             )
 
     @property
@@ -78,7 +78,7 @@ class CacheGroup:
         return layer in self._to_come
 
     def used_bytes(self, lengths: Sequence[int]) -> int:
-        used = self.placement.slots_used(lengths)  # whole tiles, and all tiles are of one size
+        used = self.placement.slots_used(lengths)  # whole writes, all of one size
         return self.store.allocated_bytes * used // (self.store.rows * self.store.slots)
 
     def check_room(self, step: Step) -> None:

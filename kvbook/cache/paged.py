@@ -39,12 +39,12 @@ class InBlocks(Placement):
         """The block table of each row."""
         raise NotImplementedError
 
-    def check_tile(self, tile: int) -> None:
-        """Raise ``ValueError`` if a block is not whole tiles."""
-        if self.pool.block_size % tile:
+    def check_write_size(self, size: int) -> None:
+        """Raise ``ValueError`` unless a block is a multiple of ``size``."""
+        if self.pool.block_size % size:
             raise ValueError(
-                f"the store encodes {tile} tokens together, but a block has "
-                f"{self.pool.block_size}; make the block size a multiple of {tile}"
+                f"the store encodes {size} tokens together, but a block has "
+                f"{self.pool.block_size}; make the block size a multiple of {size}"
             )
 
     def plan(self, step: Step) -> Plan:

@@ -79,14 +79,14 @@ class Placement:
         By default every token is kept, so any window is served.
         """
 
-    def check_tile(self, tile: int) -> None:
-        """Raise ``ValueError`` if ``tile`` consecutive positions are not consecutive slots.
+    def check_write_size(self, size: int) -> None:
+        """Raise ``ValueError`` if ``size`` consecutive positions are not consecutive slots.
 
         By default nothing is known of neighbors.
         """
-        if tile > 1:
+        if size > 1:
             raise ValueError(
-                f"the store encodes {tile} tokens together, but a {type(self).__name__} placement "
+                f"the store encodes {size} tokens together, but a {type(self).__name__} placement "
                 "does not say that neighbors stay together; use a store of single tokens"
             )
 

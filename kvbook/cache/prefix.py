@@ -18,7 +18,7 @@ from kvbook.cache.block_key import (
     sha256,
     token_array,
 )
-from kvbook.cache.blocks import BlockPool
+from kvbook.cache.blocks import BlockPool, counted
 from kvbook.errors import OutOfBlocksError, SequenceEndedError
 
 PLAIN = Identity()
@@ -171,7 +171,7 @@ class PrefixCache:
         happened, mostly none.
         """
         self._check_live(sequence)
-        self._check_length(sequence, length, "commit")
+        self._check_length(sequence, length, "commit", "append() tokens first")
         sequence.written = length
         if sequence.private:
             return []
@@ -211,7 +211,7 @@ class PrefixCache:
         may read by now, and for one within some content; nothing has changed then.
         """
         self._check_live(sequence)
-        self._check_length(sequence, length, "retract")
+        self._check_length(sequence, length, "retract", "what is written stays")
         size = self.pool.block_size
         identity = sequence.identity.until(length)
         needed = -(-length // size)
@@ -225,8 +225,8 @@ class PrefixCache:
         The sequence names no blocks then; its tokens and its identity are still there.
         """
         self._check_live(sequence)
-        self._live.remove(sequence)
         self.pool.release(sequence.blocks)
+        self._live.remove(sequence)
         sequence.blocks.clear()
         sequence.chain.clear()
 
@@ -244,7 +244,7 @@ class PrefixCache:
     def keyed(
         self, sequence: CachedSequence, first: int, stop: int
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and texts of blocks first … stop-1, all of them full, those before being cached.
+        """Keys and texts of blocks first … stop-1. They are full, and the chain ends before them.
 
         A key is the digest of the key before it and of the block's own text.
         """
@@ -291,7 +291,8 @@ class PrefixCache:
             room -= sum(not self.pool.owners(block) for block in sharing)
         if missing > room:
             raise OutOfBlocksError(
-                f"{length} tokens need {missing} more blocks, but {room} of {self.pool.blocks} "
+                f"{counted(length, 'token')} need{'s' if length == 1 else ''} "
+                f"{counted(missing, 'more block')}, but {room} of {self.pool.blocks} "
                 "are available; end another sequence first, or make a larger pool"
             )
         self.pool.share(sharing)
@@ -307,12 +308,12 @@ class PrefixCache:
                 "something else by now; begin() a new one with its tokens"
             )
 
-    def _check_length(self, sequence: CachedSequence, length: int, call: str) -> None:
+    def _check_length(self, sequence: CachedSequence, length: int, call: str, advice: str) -> None:
         written, tokens = sequence.written, len(sequence.tokens)
         if type(length) is not int or not written <= length <= tokens:
             raise ValueError(
                 f"{written} of {tokens} tokens are written, so {call}() takes a length between the "
-                f"two, got {length!r:.60}; append() tokens first"
+                f"two, got {length!r:.60}; {advice}"
             )
 
     def _forget(self, block: int) -> None:

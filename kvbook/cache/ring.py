@@ -58,12 +58,12 @@ class Ring(Placement):
                 f"{self.window} and {self.sinks}; make the ring for the window of the layers"
             )
 
-    def check_tile(self, tile: int) -> None:
-        """Raise ``ValueError`` if sinks or ring are not whole tiles."""
-        if self.sinks % tile or self.ring % tile:
+    def check_write_size(self, size: int) -> None:
+        """Raise ``ValueError`` unless sinks and ring are multiples of ``size``."""
+        if self.sinks % size or self.ring % size:
             raise ValueError(
-                f"the store encodes {tile} tokens together, but the ring has {self.sinks} sinks "
-                f"and {self.ring} slots (window - 1 + rollback); make both multiples of {tile}"
+                f"the store encodes {size} tokens together, but the ring has {self.sinks} sinks "
+                f"and {self.ring} slots (window - 1 + rollback); make both multiples of {size}"
             )
 
     def check_room(self, step: Step) -> None:

@@ -34,7 +34,7 @@ class Store:
     come and go token first: (…, Hkv, D), in the type of ``kind.dtype``.
     """
 
-    tile = 1  # tokens that can only be written together: a write covers whole aligned tiles
+    write_size = 1  # tokens that can only be written together: from a multiple of their number
 
     def __init__(
         self,

@@ -25,31 +25,31 @@ from kvbook.cache.view import NOT_A_TOKEN, KVView
 
 
 class TailedGroup(CacheGroup):
-    """A group whose last ``tail`` tokens per row, and an unfinished tile, are kept as they are.
+    """A group whose last ``tail`` tokens per row, and an unfinished group, stay as they are.
 
-    After each step the oldest tokens beyond ``tail`` settle, in whole tiles of ``store.tile``.
+    After each step the oldest tokens beyond ``tail`` settle, ``store.write_size`` at a time.
     A step attends to what the cache holds after it, so the split of a text into chunks decides
     which queries still saw a token exactly: logits depend on it, within the code's error.
     """
 
     def __init__(self, placement: Placement, store: Store, tail: int) -> None:
         check_counts_from_zero(tail=tail)
-        if tail + store.tile < 2:
+        if tail + store.write_size < 2:
             raise ValueError("a tail of 0 tokens before a store of single tokens: use CacheGroup")
         super().__init__(placement, store)
         self.tail = tail
         self.recent = DenseStore(
-            store.kind, store.layers, placement.rows, tail + store.tile - 1, store.device
+            store.kind, store.layers, placement.rows, tail + store.write_size - 1, store.device
         )
         self.settled = [0] * placement.rows
 
-    def _check_tile(self, placement: Placement, store: Store) -> None:
+    def _check_write_size(self, placement: Placement, store: Store) -> None:
         if not placement.rows:
             raise ValueError(
                 "rows that are bound to block tables leave nothing behind, but a tail keeps the "
                 "newest tokens of each row outside of the blocks; make the cache without a tail"
             )
-        placement.check_tile(store.tile)
+        placement.check_write_size(store.write_size)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -69,9 +69,9 @@ class TailedGroup(CacheGroup):
     def prepare(self, step: Step) -> None:
         settled = tuple(self.settled[: step.rows])
         waiting = [n - s for n, s in zip(step.starts, settled, strict=True)]
-        tile = self.store.tile
+        size = self.store.write_size
         settling = tuple(
-            max(0, w + count - self.tail) // tile * tile
+            max(0, w + count - self.tail) // size * size
             for w, count in zip(waiting, step.counts, strict=True)
         )
         inner = Step(settled, settling, max(settling), step.device)
@@ -124,13 +124,13 @@ class TailedGroup(CacheGroup):
         return keys, values
 
     def check_truncate(self, lengths: Sequence[int]) -> None:
+        size = self.store.write_size
         for row, length in enumerate(lengths):
-            if length < self.settled[row] and length % self.store.tile:
+            if length < self.settled[row] and length % size:
                 raise ValueError(
                     f"row {row} cannot go back to {length} tokens: tokens up to "
-                    f"{self.settled[row]} are encoded in groups of {self.store.tile}; go back to "
-                    f"a multiple of {self.store.tile}, or make the tail longer than "
-                    f"{self.tail} tokens"
+                    f"{self.settled[row]} are encoded in groups of {size}; go back to a multiple "
+                    f"of {size}, or make the tail longer than {self.tail} tokens"
                 )
         self.placement.check_truncate(self._settled_after(lengths))
 

@@ -26,7 +26,7 @@ PER_CHANNEL = Format("int4", 4, group=1, scale_bits=16, zero_bits=16, group_toke
 
 def format_of(codec: Codec, dtype: torch.dtype) -> Format:
     """What a codec keeps, said in numbers: scales have the type of the cache, or one byte."""
-    tokens, channels = codec.tile
+    tokens, channels = codec.group
     bits = {"int8": 8, "int4": 4, "float8_e4m3": 8, "float4_e2m1": 4}[codec.element]
     scale = 8 if codec.element == "float4_e2m1" else dtype.itemsize * 8
     zero = 0 if codec.symmetric else scale
@@ -85,11 +85,11 @@ def test_no_values_are_no_bytes() -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("codec", [INT8, replace(INT8, symmetric=False), INT4, FLOAT8, FLOAT4,
                                    replace(INT4, symmetric=True)])  # fmt: skip
-@pytest.mark.parametrize("tile", [(1, 1), (1, 2), (1, 6), (4, 1), (12, 1), (4, 3)])
+@pytest.mark.parametrize("group", [(1, 1), (1, 2), (1, 6), (4, 1), (12, 1), (4, 3)])
 def test_a_coded_store_allocates_what_is_counted(
-    codec: Codec, dtype: str, tile: tuple[int, int]
+    codec: Codec, dtype: str, group: tuple[int, int]
 ) -> None:
-    codec = replace(codec, tile=tile)
+    codec = replace(codec, group=group)
     form = format_of(codec, TYPES[dtype])
     for heads, key_width, value_width in product((1, 3), (6, 18), (6, 0)):
         store = quantized(codec)(LayerKind(heads, key_width, value_width, TYPES[dtype]), 2, 3, 24)

@@ -1,6 +1,8 @@
 """The block pool: who owns a block, and which one is reused first."""
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -140,6 +142,45 @@ def test_a_reused_block_is_forgotten_once_and_starts_anew() -> None:
     assert forgotten == [0]
 
 
+# ---- Dropping
+
+
+def test_what_is_dropped_is_free_when_nobody_owns_it() -> None:
+    """Blocks 0 and 1 are evictable, 2 and 3 in use, 3 by two."""
+    pool = BlockPool(5, 16)
+    blocks, forgotten = kept(pool, 4)
+    pool.release(blocks[:2])
+    pool.share([3])
+    pool.drop([3, 0, 2])
+    assert forgotten == [3, 0, 2]
+    assert state(pool) == (2, 1, 2, [0, 0, 1, 2, 0])
+    assert [pool.kept(block) for block in range(5)] == [False, True, False, False, False]
+    assert pool.writable(2)
+    pool.release([2, 3])
+    assert state(pool) == (3, 1, 1, [0, 0, 0, 1, 0])
+    pool.release([3])
+    assert state(pool) == (4, 1, 0, [0] * 5)
+    pool.allocate(5)
+    assert forgotten == [3, 0, 2, 1]
+
+
+def test_what_was_dropped_can_be_kept_again() -> None:
+    pool = BlockPool(2, 16)
+    blocks, forgotten = kept(pool, 1)
+    pool.drop(blocks)
+    pool.keep(blocks, forgotten.append)
+    pool.release(blocks)
+    assert state(pool) == (1, 1, 0, [0, 0])
+    pool.allocate(2)
+    assert forgotten == [0, 0]
+
+
+def test_dropping_nothing() -> None:
+    pool = BlockPool(2, 16)
+    pool.drop([])
+    assert state(pool) == (2, 0, 0, [0, 0])
+
+
 # ---- Writing
 
 
@@ -188,6 +229,25 @@ def test_a_copy_may_evict_and_says_so() -> None:
 # ---- Bad input
 
 
+@pytest.mark.parametrize("blocks", [None, 0, True, 1.5, "01", b"\x00", {0}, {0: 0}, iter([0])])
+@pytest.mark.parametrize("name", ["share", "release", "keep", "drop"])
+def test_blocks_are_a_list(name: str, blocks: Any) -> None:
+    """Text and sets too, and what can be gone through only once: it is checked first."""
+    pool = BlockPool(2, 16)
+    kept(pool, 2)
+    more = [print] if name == "keep" else []
+    with pytest.raises(ValueError, match="list of block numbers, got " + re.escape(repr(blocks))):
+        getattr(pool, name)(blocks, *more)
+    assert state(pool) == (0, 0, 2, [1, 1])
+
+
+@pytest.mark.parametrize("name", ["blocks", "block_size"])
+def test_no_pool_is_larger_than_what_a_block_table_can_name(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at most 2147483647, got 2147483648"):
+        BlockPool(**{"blocks": 4, "block_size": 16, name: 2**31})
+    assert BlockPool(1, 2**31 - 1).block_size == 2**31 - 1
+
+
 @pytest.mark.parametrize("value", [0, -1, 2.0, "3", True, None])
 def test_sizes_are_positive_whole_numbers(value: object) -> None:
     with pytest.raises(ValueError, match=f"^blocks must be a positive integer, got {value!r}"):
@@ -200,6 +260,16 @@ Call = Callable[[BlockPool], object]
 
 # The pool has five blocks: 0 is shared and kept, 1 has one owner, 2 is evictable, 3 and 4 are free.
 BAD: dict[str, tuple[Call, type[ValueError], str]] = {
+    "drop what is not kept": (lambda p: p.drop([2, 1]), ValueError, "block 1 is not kept"),
+    "drop a free block": (lambda p: p.drop([3]), ValueError, "block 3 is not kept; drop.. takes"),
+    "drop what is not there": (lambda p: p.drop([2, 5]), ValueError, "block 5 is not kept"),
+    "drop half a block": (lambda p: p.drop([2.0]), ValueError, "block 2.0 is not kept"),
+    "drop yes": (lambda p: p.drop([2, True]), ValueError, "block True is not kept"),
+    "drop twice": (lambda p: p.drop([2, 2]), ValueError, "block 2 is given twice"),
+    "keep for nobody": (
+        lambda p: p.keep([1], None), ValueError, "a function of a block, got None",
+    ),
+    "share true": (lambda p: p.share([True]), BlockNotInUseError, "no block True"),
     "no blocks": (lambda p: p.allocate(0), ValueError, "positive number of blocks, got 0"),
     "minus one": (lambda p: p.allocate(-1), ValueError, "positive number of blocks, got -1"),
     "half a block": (lambda p: p.allocate(0.5), ValueError, "got 0.5"),  # type: ignore[arg-type]
@@ -214,7 +284,7 @@ BAD: dict[str, tuple[Call, type[ValueError], str]] = {
     ),
     "release twice in one call": (
         lambda p: p.release([0, 1, 1]), BlockNotInUseError,
-        "block 1 has 1 owners and cannot be released 2 times",
+        "block 1 has 1 owner and cannot be released 2 times",
     ),
     "release three times in one call": (
         lambda p: p.release([0, 0, 0]), BlockNotInUseError,
@@ -277,7 +347,7 @@ def test_a_copy_without_room_changes_nothing() -> None:
     pool = BlockPool(2, 16)
     [block, other] = pool.allocate(2)
     pool.share([block])
-    with pytest.raises(OutOfBlocksError, match="1 blocks are needed, but 0 of 2"):
+    with pytest.raises(OutOfBlocksError, match=r"^1 block is needed, but 0 of 2"):
         pool.copy_on_write(block)
     assert state(pool) == (0, 0, 2, [2, 1])
     pool.release([other])
@@ -377,6 +447,17 @@ class PoolAndModel(RuleBasedStateMachine):
             return
         self.pool.keep([block], self.forgotten.append)
         self.kept.add(block)
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(sorted(self.kept)))
+        self.pool.drop([block])
+        assert self.forgotten == [block]
+        self.forgotten.clear()
+        self.kept.remove(block)
+        if block in self.evictable:
+            self.evictable.remove(block)
 
     @precondition(lambda self: self._in_use())
     @rule(data=st.data())

@@ -1,9 +1,11 @@
 """Small codes: which numbers they stand for, what shares a scale, how far off a number may be."""
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,10 +19,9 @@ from kvbook.cache.codec import (
     INT8,
     Codec,
     Encoded,
-    power_of_two,
-    power_of_two_code,
 )
 from kvbook.cache.elements import Float4E2M1, Float8E4M3, Integer, pack, unpack
+from kvbook.cache.scales import power_of_two, power_of_two_code
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -165,19 +166,19 @@ def test_the_largest_number_of_a_format_comes_back(element: Any, largest: float)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tile", [(1, 4), (4, 1), (2, 2)])
+@pytest.mark.parametrize("group", [(1, 4), (4, 1), (2, 2)])
 @pytest.mark.parametrize("codec", EXACT_AT_THE_ENDS, ids=name)
-def test_a_constant_tile_comes_back_exactly(
-    codec: Codec, tile: tuple[int, int], dtype: torch.dtype
+def test_a_constant_group_comes_back_exactly(
+    codec: Codec, group: tuple[int, int], dtype: torch.dtype
 ) -> None:
     """openvinotoolkit/openvino#28326: a range of zero made the scale overflow or lost the value."""
     least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # subnormal
     for value in (0.0, 100.0, -3.0, 0.1, 60_000.0, 1e-7, least, torch.finfo(dtype).max):
         x = torch.full((4, 3, 4), value, dtype=dtype)
-        encoded = replace(codec, tile=tile).encode(x)
+        encoded = replace(codec, group=group).encode(x)
         assert encoded.scales.isfinite().all()
         assert encoded.offsets.isfinite().all()
-        assert replace(codec, tile=tile).decode(encoded, dtype).equal(x)
+        assert replace(codec, group=group).decode(encoded, dtype).equal(x)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_a_power_of_two_keeps_only_some_constants(value: float, back: float) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("codec", EXACT_AT_THE_ENDS, ids=name)
-def test_the_ends_of_a_tile_come_back_exactly(codec: Codec, dtype: torch.dtype) -> None:
+def test_the_ends_of_a_group_come_back_exactly(codec: Codec, dtype: torch.dtype) -> None:
     x = torch.randn(50, 2, 8).mul(3).add(1).to(dtype)
     back = codec.grouped(8).round_trip(x)
     peak = x.abs().argmax(-1, keepdim=True)
@@ -216,13 +217,13 @@ def test_float16_at_its_limits(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=name)
-@pytest.mark.parametrize("tile", [(1, 3), (2, 1), (4, 1), (2, 3), (4, 6)])
-def test_a_tile_is_consecutive_tokens_by_neighboring_channels_of_one_head(
-    codec: Codec, tile: tuple[int, int]
+@pytest.mark.parametrize("group", [(1, 3), (2, 1), (4, 1), (2, 3), (4, 6)])
+def test_a_group_is_consecutive_tokens_by_neighboring_channels_of_one_head(
+    codec: Codec, group: tuple[int, int]
 ) -> None:
-    """One huge number changes its own tile and nothing else."""
-    tokens, channels = tile
-    codec = replace(codec, tile=tile)
+    """One huge number changes its own group and nothing else."""
+    tokens, channels = group
+    codec = replace(codec, group=group)
     x = torch.randn(2, 4, 3, 6)
     expected = torch.zeros(2, 4, 3, 6, dtype=torch.bool)
     t, c = 2 // tokens * tokens, 4 // channels * channels
@@ -232,23 +233,23 @@ def test_a_tile_is_consecutive_tokens_by_neighboring_channels_of_one_head(
     after = codec.round_trip(x)
     assert (before != after)[~expected].sum() == 0
     assert after[1, 2, 2, 4] > 6_000
-    # Beside it, everything small in its tile has become the same: its range is wasted.
+    # Beside it, everything small in its group has become the same: its range is wasted.
     assert after[expected].unique().numel() <= 2 + (codec.element == "float8_e4m3") * 24
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=name)
-@pytest.mark.parametrize("tile", [(1, 32), (32, 1)])
-def test_shapes_and_types(codec: Codec, tile: tuple[int, int]) -> None:
+@pytest.mark.parametrize("group", [(1, 32), (32, 1)])
+def test_shapes_and_types(codec: Codec, group: tuple[int, int]) -> None:
     x = torch.randn(2, 64, 3, 32, dtype=torch.bfloat16)
-    codes, scales, offsets = replace(codec, tile=tile).encode(x)
+    codes, scales, offsets = replace(codec, group=group).encode(x)
     per_byte = 2 if codec.element in ("int4", "float4_e2m1") else 1
-    groups = (2, 64 // tile[0], 3, 32 // tile[1])
+    groups = (2, 64 // group[0], 3, 32 // group[1])
     assert codes.shape == (2, 64, 3, 32 // per_byte)
     assert codes.element_size() == 1
     assert scales.shape == groups
     assert scales.dtype == (torch.uint8 if codec.element == "float4_e2m1" else torch.bfloat16)
     assert offsets.shape == ((*groups[:3], 0) if codec.symmetric else groups)
-    back = replace(codec, tile=tile).decode(Encoded(codes, scales, offsets), x.dtype)
+    back = replace(codec, group=group).decode(Encoded(codes, scales, offsets), x.dtype)
     assert (back.shape, back.dtype) == (x.shape, x.dtype)
 
 
@@ -280,7 +281,7 @@ def test_an_outlying_channel_wants_a_scale_of_its_own() -> None:
 
 
 @st.composite
-def tiles(draw: st.DrawFn, largest: float = math.inf) -> Tensor:
+def groups(draw: st.DrawFn, largest: float = math.inf) -> Tensor:
     """One token of one head, any numbers of any type up to ``largest``."""
     dtype = draw(st.sampled_from(DTYPES))
     bound = min(largest, torch.finfo(dtype).max)
@@ -299,7 +300,7 @@ def slack(x: Tensor) -> float:
 
 
 @pytest.mark.parametrize("codec", INTEGERS, ids=name)
-@given(x=tiles(largest=1e38))
+@given(x=groups(largest=1e38))
 def test_integers_are_at_most_half_a_step_off(codec: Codec, x: Tensor) -> None:
     codes = {"int8": 255, "int4": 15}[codec.element]
     exact = x.double()
@@ -309,7 +310,7 @@ def test_integers_are_at_most_half_a_step_off(codec: Codec, x: Tensor) -> None:
     assert off <= 0.5001 * step + slack(x)
 
 
-@given(x=tiles())
+@given(x=groups())
 def test_float8_is_at_most_a_sixteenth_off(x: Tensor) -> None:
     exact = x.double()
     off = (FLOAT8.grouped(x.shape[-1]).round_trip(x).double() - exact).abs()
@@ -317,7 +318,7 @@ def test_float8_is_at_most_a_sixteenth_off(x: Tensor) -> None:
     assert (off <= 1.0001 * allowed + slack(x)).all()
 
 
-@given(x=tiles(largest=1e38))
+@given(x=groups(largest=1e38))
 def test_float4_is_at_most_a_quarter_off(x: Tensor) -> None:
     """Of the number, or of the scale, which is at most a quarter of the peak, or 2^−127."""
     exact = x.double()
@@ -327,7 +328,7 @@ def test_float4_is_at_most_a_quarter_off(x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=name)
-@given(x=tiles(largest=1e38))
+@given(x=groups(largest=1e38))
 def test_a_second_round_trip_changes_nothing(codec: Codec, x: Tensor) -> None:
     """To the bit: the ends are exact, so the scale is the same, and so is every code."""
     codec = codec.grouped(x.shape[-1])
@@ -338,15 +339,15 @@ def test_a_second_round_trip_changes_nothing(codec: Codec, x: Tensor) -> None:
 @pytest.mark.parametrize("codec", CODECS, ids=name)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shift", [0.0, 5.0, -300.0])
-def test_many_tiles_at_once_are_encoded_as_each_alone(
+def test_many_groups_at_once_are_encoded_as_each_alone(
     codec: Codec, dtype: torch.dtype, shift: float
 ) -> None:
     x = (torch.randn(2, 8, 3, 12) + shift).to(dtype)
     alone = torch.empty_like(x)
     for b, t, h, c in torch.cartesian_prod(*map(torch.arange, (2, 4, 3, 3))).tolist():
         at = (b, slice(2 * t, 2 * t + 2), slice(h, h + 1), slice(4 * c, 4 * c + 4))
-        alone[at] = replace(codec, tile=(2, 4)).round_trip(x[at])
-    assert replace(codec, tile=(2, 4)).round_trip(x).equal(alone)
+        alone[at] = replace(codec, group=(2, 4)).round_trip(x[at])
+    assert replace(codec, group=(2, 4)).round_trip(x).equal(alone)
 
 
 # ---- What is not a number
@@ -355,7 +356,7 @@ def test_many_tiles_at_once_are_encoded_as_each_alone(
 @pytest.mark.parametrize("codec", CODECS, ids=name)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_finite_stays_so_and_in_its_tile(
+def test_what_is_not_finite_stays_so_and_in_its_group(
     codec: Codec, value: float, dtype: torch.dtype
 ) -> None:
     x = torch.randn(2, 1, 8).to(dtype)
@@ -393,10 +394,10 @@ def test_floats_are_symmetric(codec: Codec) -> None:
         replace(codec, symmetric=False)
 
 
-@pytest.mark.parametrize("tile", [(0, 32), (1, 0), (-1, 1), (1, 2.0), (True, 4), (4,), 32, None])
-def test_a_tile_is_two_positive_integers(tile: Any) -> None:
+@pytest.mark.parametrize("group", [(0, 32), (1, 0), (-1, 1), (1, 2.0), (True, 4), (4,), 32, None])
+def test_a_group_is_two_positive_integers(group: Any) -> None:
     with pytest.raises(ValueError, match=r"two positive integers, \(tokens, channels\), got"):
-        Codec("int8", tile)
+        Codec("int8", group)
 
 
 def test_a_group_that_does_not_divide_the_width() -> None:
@@ -405,9 +406,42 @@ def test_a_group_that_does_not_divide_the_width() -> None:
         INT8.encode(torch.zeros(1, 1, 6))
 
 
-def test_a_tile_that_does_not_divide_the_tokens() -> None:
-    with pytest.raises(ValueError, match=r"tiles of 4 tokens do not divide 6 tokens"):
+def test_a_group_that_does_not_divide_the_tokens() -> None:
+    with pytest.raises(ValueError, match=r"groups of 4 tokens do not divide 6 tokens"):
         INT8.per_channel(4).encode(torch.zeros(6, 1, 6))
+
+
+@pytest.mark.parametrize("element", [None, 8, True, ["int8"], b"int8", "INT8"], ids=repr)
+def test_an_element_is_a_name(element: Any) -> None:
+    with pytest.raises(ValueError, match="unknown element " + re.escape(repr(element))):
+        Codec(element)
+
+
+@pytest.mark.parametrize("symmetric", [None, 1, 0, "yes", [True]], ids=repr)
+def test_symmetric_is_true_or_false(symmetric: Any) -> None:
+    with pytest.raises(ValueError, match="True or False, got " + re.escape(repr(symmetric))):
+        Codec("int8", symmetric=symmetric)
+
+
+@pytest.mark.parametrize("n", [None, True, -1, 0, 2.0, math.nan, "8", [8], np.int64(8)], ids=repr)
+def test_sizes_of_groups_are_positive_integers(n: Any) -> None:
+    for make in (INT8.grouped, INT8.per_channel):
+        with pytest.raises(ValueError, match="two positive integers.*got .*" + re.escape(repr(n))):
+            make(n)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        None, 1.0, [[[1.0]]], np.zeros((1, 1, 32)), torch.zeros(32), torch.zeros(1, 32),
+        torch.zeros(1, 1, 32, dtype=torch.int64), torch.zeros(1, 1, 32, dtype=torch.bool),
+    ],
+    ids=lambda x: f"{type(x).__name__} {getattr(x, 'dtype', '')} {getattr(x, 'shape', '')}",
+)  # fmt: skip
+def test_what_is_encoded_are_vectors_of_heads_of_tokens(x: Any) -> None:
+    for call in (INT8.encode, FLOAT4.round_trip):
+        with pytest.raises(ValueError, match=r"floats of shape \(…, tokens, heads, D\), got"):
+            call(x)
 
 
 def test_a_build_without_float8(monkeypatch: pytest.MonkeyPatch) -> None:

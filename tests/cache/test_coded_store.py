@@ -1,8 +1,10 @@
 """A store of codes: what is written comes back as the codec has it, wherever it was put."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,13 +22,13 @@ PER_TOKEN = [
 ]  # fmt: skip
 CODECS = [made for codec in PER_TOKEN for made in (codec.grouped(2), codec.per_channel(4))]
 SPECIMEN = {
-    codec: f"{codec.element}-{'' if codec.symmetric else 'a'}symmetric-{codec.tile}"
+    codec: f"{codec.element}-{'' if codec.symmetric else 'a'}symmetric-{codec.group}"
     for codec in CODECS
 }
 
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=SPECIMEN.get)
-whole_tiles = pytest.mark.parametrize(
-    "codec", [codec for codec in CODECS if codec.tile[0] == 4], ids=SPECIMEN.get
+whole_groups = pytest.mark.parametrize(
+    "codec", [codec for codec in CODECS if codec.group[0] == 4], ids=SPECIMEN.get
 )
 
 
@@ -98,7 +100,7 @@ def test_new_storage_reads_as_zero(codec: Codec) -> None:
 @every_codec
 @pytest.mark.parametrize("start", [0, 3, 4, 6])
 def test_any_slots_can_be_read(codec: Codec, start: int) -> None:
-    """Slices and lists of slots, across the edges of tiles, agree."""
+    """Slices and lists of slots, across the edges of groups, agree."""
     store, pairs = full(codec)
     keys, values = pairs[1]
     for stop in range(start, SLOTS + 1):
@@ -120,7 +122,7 @@ def test_one_row_or_a_slice_of_rows_by_slot_numbers(codec: Codec, rows: int | sl
     assert store.read(0, (rows, slice(3, 6)))[1].equal(pairs[0][1][rows, 3:6])
 
 
-@pytest.mark.parametrize("codec", [c for c in CODECS if c.tile[0] == 1], ids=SPECIMEN.get)
+@pytest.mark.parametrize("codec", [c for c in CODECS if c.group[0] == 1], ids=SPECIMEN.get)
 def test_tokens_are_written_one_by_one_where_they_share_no_scale(codec: Codec) -> None:
     """A ragged batch: (N,) rows and (N,) slots, the tokens flattened."""
     store = make(codec)
@@ -134,7 +136,7 @@ def test_tokens_are_written_one_by_one_where_they_share_no_scale(codec: Codec) -
 
 
 @every_codec
-def test_whole_tiles_by_slot_numbers(codec: Codec) -> None:
+def test_whole_groups_by_slot_numbers(codec: Codec) -> None:
     """Row 0 takes slots 8 … 11, row 2 takes slots 0 … 3; flat, or with a row number each."""
     slots = torch.tensor([[8, 9, 10, 11], [0, 1, 2, 3]])
     keys, values = draw(2, 4)
@@ -169,7 +171,7 @@ def test_keys_per_channel_beside_values_per_token() -> None:
     read = store.read(0, (slice(None), slice(4, 12)))
     assert read[0].equal(INT4.per_channel(4).round_trip(keys))
     assert read[1].equal(INT4.grouped(2).round_trip(values))
-    assert store.tile == 4
+    assert store.write_size == 4
 
 
 def test_wider_keys_are_rounded_to_the_type_of_the_cache_first() -> None:
@@ -246,10 +248,10 @@ def test_fewer_rows_leave_the_others_alone(codec: Codec) -> None:
 
 
 @every_codec
-def test_a_part_of_a_tile_is_copied_whole(codec: Codec) -> None:
+def test_a_part_of_a_group_is_copied_whole(codec: Codec) -> None:
     store, before = full(codec)
     store.copy_rows([1, 1], 5)
-    copied = 8 if codec.tile[0] == 4 else 5
+    copied = 8 if codec.group[0] == 4 else 5
     keys = everything(store)[0][0]
     assert keys[0, :copied].equal(before[0][0][1, :copied])
     assert keys[0, copied:].equal(before[0][0][0, copied:])
@@ -273,7 +275,7 @@ def test_slots_move_inside_a_row(codec: Codec) -> None:
 def test_a_store_is_described_as_a_dense_one_is() -> None:
     store = make(INT8.grouped(2), torch.bfloat16)
     assert (store.layers, store.kind) == (LAYERS, LayerKind(HEADS, 6, 4, torch.bfloat16))
-    assert (store.rows, store.slots, store.tile) == (ROWS, SLOTS, 1)
+    assert (store.rows, store.slots, store.write_size) == (ROWS, SLOTS, 1)
     assert store.device == torch.device("cpu")
 
 
@@ -315,24 +317,24 @@ def attempts() -> dict[str, Callable[[CodedStore], None]]:
     }
 
 
-@whole_tiles
+@whole_groups
 @pytest.mark.parametrize("given", attempts())
-def test_a_part_of_a_tile_cannot_change(codec: Codec, given: str) -> None:
+def test_a_part_of_a_group_cannot_change(codec: Codec, given: str) -> None:
     """Also where only the values share scales: the keys must not have been written then."""
     for keys in (codec, INT8.grouped(2)):
         store = quantized(keys, codec)(LayerKind(HEADS, 6, 4), LAYERS, ROWS, SLOTS)
         for layer in range(LAYERS):
             store.write(layer, (slice(None), slice(None)), *draw(ROWS, SLOTS))
         before = everything(store)
-        with pytest.raises(ValueError, match=rf"whole tiles of 4 .* got {given}.*hold tokens back"):
+        with pytest.raises(ValueError, match=rf"whole groups of 4 .* got {given}.*hold"):
             attempts()[given](store)
         assert same(everything(store), before)
 
 
-@whole_tiles
-def test_tiles_must_divide_the_slots(codec: Codec) -> None:
+@whole_groups
+def test_groups_must_divide_the_slots(codec: Codec) -> None:
     with pytest.raises(
-        ValueError, match="tiles of 4 tokens do not divide 10 slots; use a multiple"
+        ValueError, match="groups of 4 tokens do not divide 10 slots; use a multiple"
     ):
         make(codec, slots=10)
 
@@ -342,11 +344,21 @@ def test_groups_must_divide_the_widths() -> None:
         quantized(INT8.grouped(3))(LayerKind(1, 6, 4), 1, 1, 4)
 
 
-def test_tiles_of_keys_and_values_must_nest() -> None:
-    with pytest.raises(ValueError, match="tiles of 4 tokens for keys and 6 for values do not nest"):
+def test_groups_of_keys_and_values_must_nest() -> None:
+    with pytest.raises(ValueError, match="of 4 tokens for keys and 6 for values do not nest"):
         quantized(INT8.per_channel(4), INT8.per_channel(6))(LayerKind(1, 6, 4), 1, 1, 12)
     nested = quantized(INT8.per_channel(2), INT8.per_channel(6))(LayerKind(1, 6, 4), 1, 1, 12)
-    assert nested.tile == 6
+    assert nested.write_size == 6
+
+
+@pytest.mark.parametrize("codec", ["int8", None, 8, True, torch.int8, CodedStore], ids=repr)
+def test_a_store_is_made_from_codecs(codec: Any) -> None:
+    """At once, and not when the cache is made."""
+    with pytest.raises(ValueError, match="such as INT8.*got " + re.escape(repr(codec))):
+        quantized(codec)
+    if codec is not None:  # None: values take the codec of keys
+        with pytest.raises(ValueError, match="takes a Codec, such as INT8"):
+            quantized(INT8, codec)
 
 
 def test_a_build_without_float8_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

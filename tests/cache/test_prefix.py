@@ -349,31 +349,41 @@ BAD: dict[str, tuple[Call, type[ValueError], str]] = {
         "25 tokens need 4 more blocks, but 3 of 6",
     ),
     "an adapter that is a number with a point": (
-        lambda p, s, e: p.begin([1], Identity(adapter=1.5)), ValueError, "got 1.5; name what it stands for",
+        lambda p, s, e: p.begin([1], Identity(adapter=1.5)),
+        ValueError, "got 1.5; name what it stands for",
     ),
-    "a salt that is a truth": (lambda p, s, e: p.begin([1], Identity(salt=True)), ValueError, "got True"),
+    "a salt that is a truth": (
+        lambda p, s, e: p.begin([1], Identity(salt=True)),
+        ValueError, "got True",
+    ),
     "content beyond the prompt": (
         lambda p, s, e: p.begin([1, 2], Identity(content=[(1, 3, "x")])), ValueError,
         "'x' covers positions 1 to 2 of 2",
     ),
     "content before the prompt": (
-        lambda p, s, e: p.begin([1, 2], Identity(content=[(-1, 1, "x")])), ValueError, "positions -1 to 0",
+        lambda p, s, e: p.begin([1, 2], Identity(content=[(-1, 1, "x")])),
+        ValueError, "positions -1 to 0",
     ),
     "empty content": (
-        lambda p, s, e: p.begin([1, 2], Identity(content=[(1, 1, "x")])), ValueError, "not be empty",
+        lambda p, s, e: p.begin([1, 2], Identity(content=[(1, 1, "x")])),
+        ValueError, "not be empty",
     ),
     "content on content": (
-        lambda p, s, e: p.begin([1, 2, 3], Identity(content=[(1, 3, "y"), (0, 2, "x")])), ValueError,
+        lambda p, s, e: p.begin([1, 2, 3], Identity(content=[(1, 3, "y"), (0, 2, "x")])),
+        ValueError,
         "'y' covers positions 1 to 2; .*not overlap",
     ),
     "content without a tag": (
-        lambda p, s, e: p.begin([1, 2], Identity(content=[(0, 1)])), ValueError, r"got \(0, 1\)",
+        lambda p, s, e: p.begin([1, 2], Identity(content=[(0, 1)])),
+        ValueError, r"got \(0, 1\)",
     ),
     "content at half a position": (
-        lambda p, s, e: p.begin([1, 2], Identity(content=[(0, 1.5, "x")])), ValueError, r"\(0, 1.5, 'x'\)",
+        lambda p, s, e: p.begin([1, 2], Identity(content=[(0, 1.5, "x")])),
+        ValueError, r"\(0, 1.5, 'x'\)",
     ),
     "content of no type": (
-        lambda p, s, e: p.begin([1, 2], Identity(content=[(0, 1, 2.5)])), ValueError, "got 2.5",
+        lambda p, s, e: p.begin([1, 2], Identity(content=[(0, 1, 2.5)])),
+        ValueError, "got 2.5",
     ),
     "more written than there is": (
         lambda p, s, e: p.commit(s, 11), ValueError, "9 of 10 tokens are written.*got 11; append",
@@ -409,6 +419,13 @@ def test_a_bad_call_says_why_and_changes_nothing(name: str) -> None:
         call(prefix, sequence, ended)
     assert everything(prefix, sequence) == before
     assert prefix.pool.allocate(3) == [5, 1, 0]  # free, then evictable, in the order they had
+
+
+def test_one_token_and_one_block_are_not_spoken_of_as_many() -> None:
+    prefix = new(blocks=1)
+    prefix.begin([1])
+    with pytest.raises(OutOfBlocksError, match=r"^1 token needs 1 more block, but 0 of 1 are"):
+        prefix.begin([2])
 
 
 @pytest.mark.parametrize("fingerprint", [1.5, True, ("a", "b"), []])

@@ -470,10 +470,10 @@ def test_tiles_must_fit_into_ring_and_sinks() -> None:
                 1, 8, store=tiles.make, tail=3, rollback=1
             )
     with pytest.raises(ValueError, match=r"the ring has 1 sinks and 3 slots.*multiples of 2"):
-        Ring(1, 3, 1, 1).check_tile(2)
+        Ring(1, 3, 1, 1).check_write_size(2)
     with pytest.raises(ValueError, match=r"the ring has 1 sinks and 4 slots.*multiples of 2"):
-        Ring(1, 3, 2, 1).check_tile(2)
-    Ring(1, 3, 2, 2).check_tile(2)
+        Ring(1, 3, 2, 1).check_write_size(2)
+    Ring(1, 3, 2, 2).check_write_size(2)
 
 
 def group(layers: int, rows: int = 1) -> CacheGroup:

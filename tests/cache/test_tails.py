@@ -328,10 +328,10 @@ def test_tiles_without_a_tail_are_refused() -> None:
 
 
 def test_the_capacity_must_be_whole_tiles() -> None:
-    with pytest.raises(ValueError, match=r"tiles of 4 tokens.*10 slots.*multiple of 4"):
+    with pytest.raises(ValueError, match=r"groups of 4 tokens.*10 slots.*multiple of 4"):
         toy().new_cache(1, 10, store=IN_TILES, tail=2)
     with pytest.raises(ValueError, match=r"4 tokens together, but a row has 10.*multiple of 4"):
-        Contiguous(1, 10).check_tile(4)
+        Contiguous(1, 10).check_write_size(4)
 
 
 def test_groups_of_channels_must_divide_the_width() -> None:

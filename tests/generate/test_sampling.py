@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from oracles.toys import text, toy
 
+from kvbook.generate import generate_cached
 from kvbook.generate.sampling import Sampler, check_device, greedy, seeded
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -225,6 +227,21 @@ def test_rows_with_generators_follow_the_distribution() -> None:
     counts = Counter(sampler(torch.tensor([LOGITS]).expand(4000, 4)).tolist())
     for token, p in enumerate([0.1, 0.4, 0.2, 0.3]):
         assert abs(counts[token] - 4000 * p) < 4 * (4000 * p * (1 - p)) ** 0.5
+
+
+def test_a_request_gets_the_same_text_beside_any_others() -> None:
+    """The same prompt and seed, through a whole generation, first, in the middle and alone."""
+    model = toy(seed=0)
+
+    def texts(requests: list[tuple[int, int]]) -> list[list[int]]:
+        sampler = Sampler(temperature=1.5, generator=seeded([seed for _, seed in requests]))
+        prompts = [text(length, seed=seed) for length, seed in requests]
+        return generate_cached(model, prompts, 12, sampler)
+
+    [alone] = texts([(5, 7)])
+    assert len(set(alone)) > 3
+    assert texts([(5, 7), (5, 8)])[0] == alone
+    assert texts([(1, 3), (5, 7), (9, 4)])[1] == alone
 
 
 # ---- What is not finite
