@@ -15,6 +15,7 @@ from matplotlib_inline.backend_inline import set_matplotlib_formats
 # Okabe and Ito's palette: eight colors that color-blind readers can tell apart.
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, YELLOW, INK = "#CC79A7", "#56B4E9", "#F0E442", "#1A1A1A"
+LARGEST = 1e12  # operations per byte, on an axis
 CYCLE = [BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY]
 
 
@@ -51,6 +52,9 @@ def style() -> None:
 
 def label_end(ax: Axes, x: float, y: float, text: str, color: str) -> None:
     """Name a curve at its right end, in its own color, instead of in a legend."""
+    _check_axes(ax)
+    if not isinstance(text, str):
+        raise ValueError(f"text must be the name of the curve, got {text!r:.80}")
     ax.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", color=color, va="center")
 
 
@@ -93,8 +97,21 @@ def roofline(
     beside it. Points are the caller's: operations per byte, operations per second. (Williams,
     Waterman and Patterson, 2009.)
     """
-    if not colors:
-        raise ValueError("colors is empty; name at least one dtype, as in {'float32': plots.BLUE}")
+    _check_axes(ax)
+    if not isinstance(colors, Mapping) or not colors:
+        raise ValueError(
+            "colors must name at least one dtype, as in {'float32': plots.BLUE}, got "
+            f"{colors!r:.80}"
+        )
+    if not all(hasattr(machine, name) for name in ("bandwidth", "peak", "ridge")):
+        raise ValueError(f"machine must be a Hardware or its like, got {machine!r:.80}")
+    for name, bound in (("low", low), ("high", high)):
+        if type(bound) not in (int, float) or not 0 < bound < LARGEST:
+            raise ValueError(f"{name} must be above 0 and below {LARGEST:g}, got {bound!r:.80}")
+    if not low < high:
+        raise ValueError(f"low must be below high, got low {low!r} and high {high!r}")
+    for dtype in colors:
+        machine.peak(dtype)  # says so if there is none, before anything is drawn
     ax.set(
         xscale="log",
         yscale="log",
@@ -114,6 +131,11 @@ def roofline(
         f"memory\n{_rate(machine.bandwidth, 'B/s')}", (top / 3, top / 3 * machine.bandwidth),
         (-8, 0), textcoords="offset points", color=INK, ha="right", va="bottom",
     )  # fmt: skip
+
+
+def _check_axes(ax: Axes) -> None:
+    if not isinstance(ax, Axes):
+        raise ValueError(f"ax must be Axes, as plt.subplots() makes them, got {ax!r:.80}")
 
 
 def _rate(amount: float, unit: str) -> str:

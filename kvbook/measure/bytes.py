@@ -30,6 +30,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from kvbook.model.arguments import check_function, check_is
+
 ACTIVATIONS = "activations"  # whatever belongs to no named group
 
 
@@ -88,7 +90,8 @@ def count_bytes(
     >>> count.by_operation()
     {'add': (24, 12), 'ones': (0, 24)}
     """
-    with _Counter(_owners(groups or {})) as counter:
+    check_function("run", run)
+    with _Counter(_owners({} if groups is None else groups)) as counter:
         run()
     return ByteCount(tuple(counter.rows))
 
@@ -205,8 +208,11 @@ def _storage(tensor: Tensor) -> int:
 
 def _owners(groups: Mapping[str, Iterable[Tensor]]) -> dict[int, str]:
     owners: dict[int, str] = {}
+    check_is("groups", groups, Mapping)
     for group, tensors in groups.items():
+        check_is(f"the tensors of {group!r:.40}", tensors, Iterable)
         for tensor in tensors:
+            check_is(f"a tensor of {group!r:.40}", tensor, Tensor)
             owner = owners.setdefault(_storage(tensor), group)
             if owner != group:
                 raise ValueError(

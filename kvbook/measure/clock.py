@@ -8,6 +8,7 @@ the queue is empty times the ordering, not the work. So a mark is made in one of
 are safe for work that runs on the host as well.
 """
 
+import reprlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,6 +97,14 @@ def default_device() -> torch.device:
 def chosen_device(device: torch.device | str | None = None) -> torch.device:
     """``device``, or the default one; ``ValueError`` for one that cannot be used here."""
     return default_device() if device is None else usable_device(device)
+
+
+def check_clock(clock: object) -> None:
+    """Raise ``ValueError`` for what cannot mark moments."""
+    if not all(callable(getattr(clock, method, None)) for method in ("mark", "seconds")):
+        raise ValueError(
+            f"clock must be a Clock, as clock_for() makes it, got {reprlib.repr(clock)}"
+        )
 
 
 def clock_for(device: torch.device | str | None = None) -> Clock:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from kvbook.model.arguments import check_function
+
 aten = torch.ops.aten
 
 
@@ -48,6 +50,7 @@ def count_flops(run: Callable[[], Any]) -> CountedFlops:
     >>> count_flops(lambda: torch.ones(2, 3) @ torch.ones(3, 5)).total
     60
     """
+    check_function("run", run)
     counter = FlopCounterMode(display=False, custom_mapping=ADDED_FORMULAS)
     with counter:
         run()

@@ -23,7 +23,9 @@ import torch
 from kvbook.accounting.units import check_count
 from kvbook.cache import PrefixCache
 from kvbook.cache.prefix import PrefixStats
-from kvbook.measure.clock import Clock, clock_for
+from kvbook.measure.clock import Clock, check_clock, chosen_device, clock_for
+from kvbook.measure.timing import MOST_REPETITIONS
+from kvbook.model.arguments import check_function, check_is
 
 
 @dataclass(frozen=True)
@@ -118,15 +120,21 @@ def measure_generation(
     >>> len(timing.token_seconds), len(timing.token_seconds[0])
     (3, 3)
     """
-    if not isinstance(prompt_lengths, Sequence) or not prompt_lengths:
+    listed = isinstance(prompt_lengths, Sequence) and not isinstance(prompt_lengths, str | bytes)
+    if not listed or not prompt_lengths:
         raise ValueError(
             "prompt_lengths must list the number of tokens of each prompt, got "
             f"{prompt_lengths!r:.80}"
         )
     lengths = tuple(check_count("a prompt length", length) for length in prompt_lengths)
-    check_count("warmup", warmup, 0)
-    check_count("repetitions", repetitions)
+    check_function("start", start)
+    check_count("warmup", warmup, 0, MOST_REPETITIONS)
+    check_count("repetitions", repetitions, 1, MOST_REPETITIONS)
+    device = chosen_device(device)
     clock = clock_for(device) if clock is None else clock
+    check_clock(clock)
+    if prefix is not None:
+        check_is("prefix", prefix, PrefixCache)
     runs, found = [], []
     for _ in range(warmup + repetitions):
         before = None if prefix is None else replace(prefix.stats)
@@ -149,7 +157,10 @@ def _found(after: PrefixStats, before: PrefixStats, lengths: tuple[int, ...]) ->
 
 def _run(start: Callable[[], Iterable[Any]], clock: Clock) -> tuple[float, ...]:
     began = clock.mark()
-    marks = [clock.mark() for _ in start()]
+    stream = start()
+    if not isinstance(stream, Iterable):
+        raise ValueError(f"start() must return a stream of tokens, got {stream!r:.80}")
+    marks = [clock.mark() for _ in stream]
     if not marks:
         raise ValueError("the stream yielded no token; ask for at least one")
     return tuple(clock.seconds(began, mark) for mark in marks)

@@ -16,14 +16,16 @@ import torch
 from kvbook.accounting.formats import parse_format
 from kvbook.accounting.hardware import Hardware
 from kvbook.accounting.units import check_count
-from kvbook.measure.clock import Clock, chosen_device, clock_for
+from kvbook.measure.clock import Clock, check_clock, chosen_device, clock_for
 from kvbook.measure.machine import last_level_cache, memory_of, provenance
 from kvbook.measure.timing import measure
+from kvbook.model.arguments import check_number
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 LEAST_STREAM = 256 * 1024**2  # bytes, where the cache is small or its size is not known
 SMALLEST, LARGEST = 256, 16384  # rows of the matrices
 REPETITIONS = 7
+MOST_SECONDS = 60.0  # for one product: it runs eight times or so
 
 
 def probe(
@@ -45,12 +47,18 @@ def probe(
     """
     device = chosen_device(device)
     clock = clock_for(device) if clock is None else clock
+    check_clock(clock)
+    if isinstance(dtypes, str) or not isinstance(dtypes, Sequence) or not dtypes:
+        raise ValueError(
+            f"dtypes must name at least one of {', '.join(DTYPES)}, got {dtypes!r:.80}"
+        )
     names = [parse_format(dtype).name for dtype in dtypes]
-    if not names:
-        raise ValueError(f"dtypes is empty; name at least one of {', '.join(DTYPES)}")
+    check_number("seconds_per_product", seconds_per_product, 0, MOST_SECONDS)
     if stream_bytes is None:
         stream_bytes = max(4 * (last_level_cache(device) or 0), LEAST_STREAM)
-    streams = stream_rates(device, clock, check_count("stream_bytes", stream_bytes, 4))
+    memory = memory_of(device)
+    most = None if memory is None else memory // 2
+    streams = stream_rates(device, clock, check_count("stream_bytes", stream_bytes, 4, most))
     products = {
         name: product_rates(device, clock, name, seconds_per_product) for name in names
     }
@@ -59,7 +67,7 @@ def probe(
         name=facts["device"],
         peak_flops={name: max(rates.values()) for name, rates in products.items()},
         bandwidth=max(streams.values()),
-        memory=memory_of(device),
+        memory=memory,
         source="measured with kvbook.measure.probe",
         provenance={
             **facts,

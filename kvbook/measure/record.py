@@ -16,6 +16,7 @@ from kvbook.accounting.hardware import Hardware
 from kvbook.accounting.units import check_count
 from kvbook.measure.steps import StepTiming
 from kvbook.measure.timing import TooFastError, format_seconds
+from kvbook.model.arguments import check_is
 
 FORMAT = 1  # of the file; a reader refuses any other
 SHIPPED = Path(__file__).parent / "records"
@@ -48,7 +49,11 @@ def save_record(
 
     Raises ``ValueError`` for what ``load_record`` would refuse; nothing is written then.
     """
+    check_is("hardware", hardware, Hardware)
+    check_is("steps", steps, list, tuple)
     _check_machine(hardware, steps)
+    if Path(path).is_dir():
+        raise ValueError(f"path must name a file, got the folder {str(path)!r:.80}")
     if not isinstance(model, str):
         raise ValueError(f"model must be text that says what the steps are of, got {model!r:.80}")
     content = {
@@ -107,6 +112,7 @@ def _check_machine(hardware: Hardware, steps: Sequence[StepTiming]) -> None:
     if missing:
         raise ValueError(f"its provenance lacks {', '.join(missing)}")
     for step in steps:
+        check_is("a step", step, StepTiming)
         _check_step(step)
         if step.dtype not in hardware.peak_flops:
             peak, limit = "bandwidth", step.moved_bytes / hardware.bandwidth

@@ -10,11 +10,15 @@ import torch
 
 from kvbook.accounting.flops import step_flops
 from kvbook.accounting.traffic import step_traffic
-from kvbook.accounting.units import check_count
+from kvbook.accounting.units import check_count, shown
 from kvbook.cache.cache import KVCache
-from kvbook.measure.clock import Clock
-from kvbook.measure.timing import measure
+from kvbook.errors import CacheFullError
+from kvbook.measure.clock import Clock, check_clock
+from kvbook.measure.timing import MOST_REPETITIONS, measure
+from kvbook.model.arguments import check_is
 from kvbook.model.transformer import Transformer
+
+MOST_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,14 @@ def measure_step(
     the time. Raises ``ValueError`` for a count that is not positive (S may be 0) and
     ``CacheFullError`` where the model has too few positions.
     """
+    check_is("model", model, Transformer)
     check_count("T", T)
     check_count("S", S, 0)
-    check_count("batch", batch)
+    check_count("batch", batch, 1, MOST_ROWS)
+    _check_positions(model, S + T)
+    check_count("repetitions", repetitions, 1, MOST_REPETITIONS)
+    if clock is not None:
+        check_clock(clock)
     dtype = str(model.dtype).removeprefix("torch.")
     flops = step_flops(model.config, T, S, batch, logits=1).total
     traffic = step_traffic(model.config, T, S, batch, dtype, dtype)
@@ -103,11 +112,26 @@ def measure_step(
     )
 
 
+def _check_positions(model: Transformer, end: int) -> None:
+    if end > model.config.max_positions:
+        raise CacheFullError(
+            f"row 0 would reach {shown(end)} tokens, but the model has "
+            f"{model.config.max_positions} positions; time a shorter text"
+        )
+
+
 def filled_cache(model: Transformer, batch: int, length: int, capacity: int) -> KVCache:
     """A cache whose rows hold ``length`` random keys and values each. Nothing is computed.
 
     Layers with a window keep no more than they see, beside room for the tokens still to come.
+    Raises ``ValueError`` for a count that is out of range and ``CacheFullError`` where the model
+    has too few positions.
     """
+    check_is("model", model, Transformer)
+    check_count("batch", batch, 1, MOST_ROWS)
+    check_count("capacity", capacity)
+    _check_positions(model, capacity)
+    check_count("length", length, 0, capacity)
     cache = model.new_cache(batch, capacity, rollback=max(1, capacity - length))
     if length == 0:
         return cache

@@ -5,6 +5,7 @@ too short to be true. Does not know: devices (that is the clock), models, how ma
 bytes a function moves.
 """
 
+import reprlib
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ import torch
 
 from kvbook.accounting.hardware import Bound
 from kvbook.accounting.units import check_count, format_bytes
-from kvbook.measure.clock import Clock, chosen_device, clock_for, nothing
+from kvbook.measure.clock import Clock, check_clock, chosen_device, clock_for, nothing
 from kvbook.measure.machine import last_level_cache
+from kvbook.model.arguments import check_function, check_is, check_number
 
 MOST_REPETITIONS = 1_000
 FLUSH_FACTOR = 4  # how many times the last-level cache a flush writes
@@ -115,10 +117,14 @@ def measure(
     settings = _Settings(before, warmup, repetitions, least_seconds)
     device = chosen_device(device)
     clock = clock_for(device) if clock is None else clock
+    check_function("fn", fn)
+    check_clock(clock)
     if working_set is not None:
         check_count("working_set", working_set)
-    if not 0 <= tolerance < 1:
-        raise ValueError(f"tolerance must be from 0 to below 1, got {tolerance!r}")
+    if bound is not None:
+        check_is("bound", bound, Bound)
+    if check_number("tolerance", tolerance, 0, 1) == 1:
+        raise ValueError(f"tolerance must be below 1, got {tolerance!r}")
     times = _repeat({"": fn}, clock, settings)[""]
     timing = Timing(tuple(times), clock.name, working_set, last_level_cache(device))
     _refuse(timing, bound, tolerance)
@@ -141,10 +147,15 @@ def compare(
     are those of ``measure``.
     """
     settings = _Settings(before, warmup, repetitions, least_seconds)
-    if not fns:
-        raise ValueError("compare() was given no functions; name at least one")
+    if not isinstance(fns, Mapping) or not fns:
+        raise ValueError(
+            f"compare() was given no functions by name, got {reprlib.repr(fns)}; name at least one"
+        )
+    for name, fn in fns.items():
+        check_function(f"the function {name!r:.40}", fn)
     device = chosen_device(device)
     clock = clock_for(device) if clock is None else clock
+    check_clock(clock)
     times = _repeat(fns, clock, settings)
     return {name: Timing(tuple(taken), clock.name) for name, taken in times.items()}
 
@@ -179,10 +190,10 @@ class _Settings:
     least_seconds: float
 
     def __post_init__(self) -> None:
-        check_count("warmup", self.warmup, 0)
+        check_function("before", self.before)
+        check_count("warmup", self.warmup, 0, MOST_REPETITIONS)
         check_count("repetitions", self.repetitions, 1, MOST_REPETITIONS)
-        if not self.least_seconds >= 0:
-            raise ValueError(f"least_seconds must be 0 or above, got {self.least_seconds!r}")
+        check_number("least_seconds", self.least_seconds, 0)
 
 
 def _repeat(
@@ -246,6 +257,7 @@ def format_seconds(seconds: float) -> str:
     >>> format_seconds(0.00123), format_seconds(2.5), format_seconds(4.2e-7)
     ('1.23 ms', '2.5 s', '420 ns')
     """
+    check_number("seconds", seconds, 0)
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

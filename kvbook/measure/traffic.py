@@ -9,6 +9,7 @@ from torch import Tensor
 from kvbook.accounting.traffic import Traffic
 from kvbook.cache.cache import KVCache
 from kvbook.measure.bytes import ByteCount
+from kvbook.model.arguments import check_is
 from kvbook.model.transformer import Transformer
 
 
@@ -17,6 +18,9 @@ def model_groups(model: Transformer, cache: KVCache | None = None) -> dict[str, 
 
     A tied head is the embedding itself and stands under ``embedding``.
     """
+    check_is("model", model, Transformer)
+    if cache is not None:
+        check_is("cache", cache, KVCache)
     groups: dict[str, list[Tensor]] = {
         "projections": [], "mlp": [], "norms": [model.norm.weight],
         "embedding": [model.embedding.weight],
@@ -39,6 +43,7 @@ def count_traffic(count: ByteCount) -> Traffic:
 
     What it leaves out are the activations: ``count.read("activations")`` and ``written``.
     """
+    check_is("count", count, ByteCount)
     looked_up = count.read("embedding", "embedding")
     return Traffic(
         projections=count.read("projections"),

@@ -4,6 +4,7 @@ Knows: where a model takes its attention, its positions and its windows from. Do
 change is right and which is wrong.
 """
 
+import reprlib
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
@@ -11,6 +12,7 @@ from numbers import Real
 
 from torch import Tensor
 
+from kvbook.model.arguments import check_function, check_is, check_number
 from kvbook.model.attention import Attend
 from kvbook.model.latent import Evaluate, LatentAttention
 from kvbook.model.transformer import Attention, Transformer
@@ -18,6 +20,8 @@ from kvbook.model.transformer import Attention, Transformer
 
 def attend_with(model: Transformer, attend: Attend) -> Transformer:
     """Let every layer attend with ``attend(queries, view, scale)``; returns the model."""
+    check_is("model", model, Transformer)
+    check_function("attend", attend)
     for module in model.modules():
         if isinstance(module, Attention | LatentAttention):
             module.attend = attend
@@ -29,6 +33,8 @@ def evaluate_with(model: Transformer, evaluate: Evaluate) -> Transformer:
 
     Raises ``ValueError`` for a model without latent layers.
     """
+    check_is("model", model, Transformer)
+    check_function("evaluate", evaluate)
     layers = [module for module in model.modules() if isinstance(module, LatentAttention)]
     if not layers:
         raise ValueError(
@@ -51,6 +57,7 @@ def with_window(
     A model that was trained to see all of the past has not learned to do with less: what it loses
     under a window is no measure of what a model trained with one loses.
     """
+    check_is("model", model, Transformer)
     other = copy(model)  # shallow: modules and weights are those of the model
     other.config = replace(model.config, window=window, sinks=sinks)
     return other
@@ -61,6 +68,8 @@ def move_positions(model: Transformer, move: Callable[[Tensor], Tensor]) -> Tran
 
     Masks and slots keep the true positions.
     """
+    check_is("model", model, Transformer)
+    check_function("move", move)
     at = model.rope.at
     model.rope.at = lambda positions, dtype: at(move(positions), dtype)  # type: ignore[method-assign]
     return model
@@ -73,6 +82,8 @@ def verdict(error: float | Tensor, rounding: float = 1e-10, clear: float = 1e-3)
     break, and the experiment should be made sharper. Also for what is no error: several numbers,
     a number below 0, bounds in the wrong order.
     """
+    for name, given in (("rounding", rounding), ("clear", clear)):
+        check_number(name, given)
     if not 0 <= rounding <= clear:
         raise ValueError(
             f"bounds must be 0 <= rounding <= clear, got rounding {rounding!r} and clear {clear!r}"
@@ -95,7 +106,7 @@ def _one_number(error: float | Tensor) -> float:
         single = isinstance(error, Real) and not isinstance(error, bool)
     if not single or error < 0:
         raise ValueError(
-            f"an error is one number from 0 on, got {error!s:.80}; take .abs().max() of a "
+            f"an error is one number from 0 on, got {reprlib.repr(error)}; take .abs().max() of a "
             "difference"
         )
     return float(error)

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from kvbook.cache import KVCache
 from kvbook.errors import CacheFullError
+from kvbook.model.arguments import check_is
 from kvbook.model.finite import RefuseNaN, refuse_nan
 from kvbook.model.transformer import Transformer, check_tokens
 
@@ -31,8 +32,7 @@ def token_losses(
     error midway, the cache is taken back to where it was; where a window has let the past go, the
     error says so and the cache keeps the chunks that were read.
     """
-    if not isinstance(model, Transformer):
-        raise ValueError(f"model must be a Transformer, got {type(model).__name__}")
+    check_is("model", model, Transformer)
     if not isinstance(tokens, Tensor) or tokens.ndim != 1:
         got = tuple(tokens.shape) if isinstance(tokens, Tensor) else f"{tokens!r:.80}"
         raise ValueError(
@@ -46,8 +46,7 @@ def token_losses(
     if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
         raise ValueError(f"chunk must be a positive integer, got {chunk!r}")
     cache = model.new_cache(1, read) if cache is None else cache
-    if not isinstance(cache, KVCache):
-        raise ValueError(f"cache must be a KVCache or None, got {cache!r:.80}")
+    check_is("cache", cache, KVCache)
     if len(cache.lengths) != 1:
         raise ValueError(
             f"the cache has {len(cache.lengths)} active rows, but one text is read; make it for "

@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from kvbook.errors import UnsupportedModelError, WeightFileError
+from kvbook.model.arguments import check_is
 from kvbook.model.download import smollm2_gguf
 from kvbook.model.gguf_file import GGUFFile
 from kvbook.model.json_file import read_object
@@ -30,6 +31,9 @@ class Tokenizer:
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, stop_tokens: Iterable[int]) -> None:
+        check_is("backend", backend, tokenizers.Tokenizer)
+        if isinstance(stop_tokens, str | bytes):
+            raise ValueError(f"stop_tokens must be token ids, got {reprlib.repr(stop_tokens)}")
         self._backend = backend
         self.stop_tokens = frozenset(_stop_token(token) for token in stop_tokens)
         self.vocab_size: int = backend.get_vocab_size()

@@ -66,6 +66,8 @@ GGUF_MODEL = {
     "head.weight": ["output.weight"],
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Of what exists: some hundred layers, ten million positions. More would take endless memory.
+MOST = {"num_hidden_layers": 10_000, "max_position_embeddings": 1 << 24}
 STORED = ("F64", "F32", "F16", "BF16")  # in a safetensors file
 
 
@@ -109,6 +111,7 @@ def load_folder(
             f"there is no {file}. Give a folder with config.json and .safetensors files."
         )
     fields = read_object(file)
+    _check_model_fields(file, fields)
     config = ModelConfig.from_hf(fields)
     if dtype is None:
         dtype = _config_dtype(fields)
@@ -128,6 +131,25 @@ def load_folder(
         if latent is not None and _pairs_neighbors(fields):
             read = _latent_reader(source, latent)
         return _build(config, plan, source, read, dtype, device)
+
+
+def _check_model_fields(file: Path, fields: dict[str, Any]) -> None:
+    """Raise ``WeightFileError`` for what would take endless memory, or that a model cannot have."""
+    kind, eps = fields.get("model_type"), fields.get("rms_norm_eps", 1e-6)
+    if kind is not None and not isinstance(kind, str):
+        raise WeightFileError(f"{file} has model_type {kind!r:.80}, not a name. Fetch it again.")
+    for name, most in MOST.items():
+        count = fields.get(name, 1)
+        if type(count) is not int or not 1 <= count <= most:
+            raise WeightFileError(
+                f"{file} has {name} {count!r:.80}; it must be an integer from 1 to {most:,}. Fetch "
+                "it again."
+            )
+    if type(eps) is not float or not 0 < eps < 1:
+        raise WeightFileError(
+            f"{file} has rms_norm_eps {eps!r:.80}; it must be a number between 0 and 1. Fetch it "
+            "again."
+        )
 
 
 def _pairs_neighbors(fields: dict[str, Any]) -> bool:

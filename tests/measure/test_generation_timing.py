@@ -122,7 +122,7 @@ def test_a_stream_over_a_prefix_cache_reports_what_each_run_found(
 ) -> None:
     """Blocks of 4, a prompt of 11: the first two blocks are found from the second run on."""
     model, pool = toy_model(), BlockPool(8, 4)
-    cache, prefix = model.new_paged_cache(1, pool), PrefixCache(pool, "toy, seed 0")
+    cache, prefix = model.new_bound_cache(pool), PrefixCache(pool, "toy, seed 0")
     prompt = list(range(11))
     prefix.end(prefix.begin([60, 61]))  # somebody else's prompt, before
     taken = measure_generation(
@@ -164,8 +164,8 @@ def test_one_token_has_a_first_but_no_rate() -> None:
         (None, {}, "prompt_lengths must list the number of tokens of each prompt, got None"),
         ([3, 1.5], {}, "a prompt length must be a whole number at least 1, got 1.5"),
         ([3, 0], {}, "a prompt length must be at least 1, got 0"),
-        ([3], {"warmup": -1}, "warmup must be at least 0, got -1"),
-        ([3], {"repetitions": 0}, "repetitions must be at least 1, got 0"),
+        ([3], {"warmup": -1}, "warmup must be from 0 to 1,000, got -1"),
+        ([3], {"repetitions": 0}, "repetitions must be from 1 to 1,000, got 0"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_runs(

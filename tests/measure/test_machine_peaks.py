@@ -103,7 +103,8 @@ def test_a_probe_leaves_the_random_numbers_alone() -> None:
 @pytest.mark.parametrize(
     ("dtypes", "message"),
     [
-        ([], "dtypes is empty"),
+        ([], r"dtypes must name at least one of .*, got \[\]"),
+        ("float32", "dtypes must name at least one of .*, got 'float32'"),
         (["float31"], "unknown dtype 'float31'"),
         (["int4"], "cpu does not multiply int4 matrices"),
         (["float8_e4m3"], "cpu does not multiply float8_e4m3 matrices"),

@@ -296,12 +296,18 @@ def test_work_that_is_too_short_for_the_clock_is_refused() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"warmup": -1}, "warmup must be at least 0, got -1"),
+        ({"warmup": -1}, "warmup must be from 0 to 1,000, got -1"),
         ({"repetitions": 0}, "repetitions must be from 1 to 1,000, got 0"),
         ({"repetitions": 1.5}, "repetitions must be a whole number from 1 to 1,000, got 1.5"),
-        ({"least_seconds": -1}, "least_seconds must be 0 or above, got -1"),
+        ({"least_seconds": -1}, "least_seconds must be a number from 0 to inf, got -1"),
         ({"working_set": 0}, "working_set must be at least 1, got 0"),
-        ({"tolerance": 1.0}, "tolerance must be from 0 to below 1, got 1.0"),
+        ({"tolerance": 1.0}, "tolerance must be below 1, got 1.0"),
+        ({"tolerance": float("nan")}, "tolerance must be a number from 0 to 1, got nan"),
+        ({"tolerance": -1e-9}, "tolerance must be a number from 0 to 1, got -1e-09"),
+        ({"least_seconds": float("nan")}, "least_seconds must be a number from 0 to inf, got nan"),
+        ({"warmup": 10**30}, "warmup must be from 0 to 1,000, got a number of 100 bits"),
+        ({"before": 1}, "before must be a function, got 1"),
+        ({"bound": 1}, "bound must be a Bound, got 1"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_runs(

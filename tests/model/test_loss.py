@@ -78,7 +78,7 @@ Text = tuple[Tensor, KVCache | None, int]
         (lambda m: (TOKENS[0], None, 8), r"shape \(n,\), got \(\)"),
         (lambda m: (TOKENS.tolist(), None, 8), r"shape \(n,\), got \[\d+, "),
         (lambda m: (None, None, 8), r"shape \(n,\), got None"),
-        (lambda m: (TOKENS, "mine", 8), "cache must be a KVCache or None, got 'mine'"),
+        (lambda m: (TOKENS, "mine", 8), "cache must be a KVCache, got 'mine'"),
         (lambda m: (TOKENS.float(), None, 8), "int64"),
         (lambda m: (TOKENS + 29, None, 8), "from 0 to 28"),
         (lambda m: (TOKENS, None, 0), "chunk must be a positive integer, got 0"),

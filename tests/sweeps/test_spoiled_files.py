@@ -40,6 +40,11 @@ def load_gguf(folder: Path) -> object:
     return weights._load_gguf(folder / "m.gguf", torch.float32, "cpu")
 
 
+def load_and_run(folder: Path) -> object:
+    """What loads must also compute."""
+    return load_folder(folder)(torch.tensor([[1, 2]])).shape
+
+
 # What is spoiled, how, what reads it, and the share of the mutations that it gets.
 CASES: dict[str, tuple[str, str, list[Mutation], Load, float]] = {
     "GGUF weights": ("gguf", "m.gguf", BYTES, load_gguf, 0.2),
@@ -47,7 +52,7 @@ CASES: dict[str, tuple[str, str, list[Mutation], Load, float]] = {
     "safetensors bytes": ("folder", "model.safetensors", BYTES, load_folder, 0.1),
     "safetensors header": ("folder", "model.safetensors", HEADER, load_folder, 0.15),
     "index of shards": ("shards", INDEX, [*JSON, *BYTES], load_folder, 0.1),
-    "config.json": ("folder", "config.json", [*JSON, *BYTES], load_folder, 0.15),
+    "config.json": ("folder", "config.json", [*JSON, *BYTES], load_and_run, 0.15),
     "tokenizer.json": ("folder", "tokenizer.json", [*JSON, *BYTES], load_tokenizer, 0.1),
     "generation_config.json": ("folder", "generation_config.json", JSON, load_tokenizer, 0.05),
     "record": ("record", "r.json", [*JSON, *BYTES], lambda at: load_record(at / "r.json"), 0.05),
