@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvbook.accounting import (
+        POLICIES,
         PRESETS,
         CacheGeometry,
         CacheSize,
         Hardware,
+        Weights,
         cache_size,
+        card_budget,
         causal_pairs,
         format_bytes,
         gallery_model,
@@ -21,9 +24,12 @@ if TYPE_CHECKING:
         max_sequences,
         max_tokens,
         parse_bytes,
+        pool_layout,
+        preset,
         step_flops,
         step_traffic,
         storage_bytes,
+        store_format,
     )
     from kvbook.cache import (
         FLOAT4,
@@ -113,9 +119,10 @@ if TYPE_CHECKING:
 
 _HOME = {
     "kvbook.accounting": [
-        "PRESETS", "CacheGeometry", "CacheSize", "Hardware", "cache_size", "causal_pairs",
-        "format_bytes", "gallery_model", "load_gallery", "max_sequences", "max_tokens",
-        "parse_bytes", "step_flops", "step_traffic", "storage_bytes",
+        "POLICIES", "PRESETS", "CacheGeometry", "CacheSize", "Hardware", "Weights", "cache_size",
+        "card_budget", "causal_pairs", "format_bytes", "gallery_model", "load_gallery",
+        "max_sequences", "max_tokens", "parse_bytes", "pool_layout", "preset", "step_flops",
+        "step_traffic", "storage_bytes", "store_format",
     ],
     "kvbook.cache": [
         "FLOAT4", "FLOAT8", "INT4", "INT8", "NOT_A_TOKEN", "BlockPool", "BlockTable", "BoundPaged",

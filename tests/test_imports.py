@@ -23,10 +23,11 @@ ARROWS: dict[str, set[str]] = {
     "generate": {"model", "cache", "config", "errors"},
     "measure": {"accounting", "generate", "model", "cache", "config", "errors"},
     "plots": set(),
-    "cli": {"accounting", "measure"},  # measure only inside `kvbook probe`
+    "cli": {"accounting", "errors", "measure", "model"},  # the last two inside a command only
+    "__main__": {"cli"},
 }
 WITHOUT_TORCH = ["errors", "config", "accounting"]
-ON_TOP = ["plots", "cli"]  # imported by nothing
+ON_TOP = ["plots", "cli"]  # imported by nothing but `python -m kvbook`
 
 
 def name_of(path: Path) -> str:
@@ -84,7 +85,7 @@ def test_neither_do_the_modules() -> None:
 
 @pytest.mark.parametrize("top", ON_TOP)
 def test_nothing_imports_what_stands_on_top(top: str) -> None:
-    assert all(top not in rooms for rooms in ARROWS.values())
+    assert all(top not in rooms for room, rooms in ARROWS.items() if room != "__main__")
 
 
 @pytest.mark.parametrize("module", [name for name in INSIDE if room(name) in WITHOUT_TORCH])

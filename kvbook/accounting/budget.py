@@ -9,8 +9,9 @@ A windowed layer bends the curve and blocks make steps of it, so dividing by a s
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvbook.accounting.size import CacheSize
-from kvbook.accounting.units import check_count
+from kvbook.accounting.layers import Layer
+from kvbook.accounting.need import CacheSize, check_size
+from kvbook.accounting.units import check_count, check_flag
 
 
 def max_tokens(size: CacheSize, budget: int, reserved: bool = False) -> int | None:
@@ -19,30 +20,44 @@ def max_tokens(size: CacheSize, budget: int, reserved: bool = False) -> int | No
     Counts need, or the reservation with ``reserved``; recurrent state too, where known. 0 if
     not one token fits, ``None`` if there is no limit.
     """
+    check_size(size)
+    check_flag("reserved", reserved)
     check_count("budget", budget)
 
     def fits(tokens: int) -> bool:
         return total_bytes(replace(size, tokens=tokens), reserved) <= budget
 
-    slope = size.bytes_per_token if reserved else size.bytes_per_token_beyond_windows
-    if slope == 0:
+    if not any(grows(layer, reserved) for layer in size.geometry.layers):
         # Only windows grow, and no further than the widest.
-        widest = max([layer.window or 1 for layer in size.geometry.layers])
+        widest = max([(layer.window or 1) * layer.every for layer in size.geometry.layers])
         return None if fits(widest) else largest(fits, widest)
-    return largest(fits, budget // slope + 1)  # so many tokens cost more than the budget
+    too_many = 1
+    while fits(too_many):
+        too_many *= 2
+    return largest(fits, too_many)
 
 
 def max_sequences(size: CacheSize, budget: int, reserved: bool = False) -> int:
     """Sequences of ``size.tokens`` tokens that fit in ``budget`` bytes; 0 if not one does.
 
+    The budget is one device's. With ``dp`` groups of devices the answer is for all groups together.
+
     Every sequence costs the same, so this is a division. Raises ``ValueError`` if one costs
     nothing.
     """
     check_count("budget", budget)
-    each = total_bytes(replace(size, batch=1), reserved)
+    check_size(size)
+    check_flag("reserved", reserved)
+    each = total_bytes(replace(size, batch=1, dp=1), reserved)
     if each == 0:
         raise ValueError(f"a sequence of {size.geometry.name} takes no cache; any number fits")
-    return budget // each
+    return budget // each * size.dp
+
+
+def grows(layer: Layer, reserved: bool) -> bool:
+    """Whether a layer takes more with every longer text: windows do so in a reservation only."""
+    unlimited = reserved or layer.window is None
+    return bool(layer.per_token) and layer.source_tokens is None and unlimited
 
 
 def total_bytes(size: CacheSize, reserved: bool = False) -> int:

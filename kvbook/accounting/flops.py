@@ -10,7 +10,7 @@ decode step is T = 1, S = n.
 
 from dataclasses import dataclass
 
-from kvbook.accounting.units import check_count
+from kvbook.accounting.units import check_count, quoted
 from kvbook.config import ModelConfig
 from kvbook.errors import UnsupportedModelError
 
@@ -67,7 +67,9 @@ def attention_flops(pairs: int, heads: int, key_width: int, value_width: int) ->
     The widths enter apart: materialized MLA has keys of 192 and values of 128, absorbed MLA
     576 and 512.
     """
-    check_count("pairs", pairs)
+    counts = {"pairs": pairs, "heads": heads, "key_width": key_width, "value_width": value_width}
+    for name, number in counts.items():
+        check_count(name, number)
     return 2 * pairs * heads * key_width, 2 * pairs * heads * value_width
 
 
@@ -103,6 +105,8 @@ def visible_limits(config: ModelConfig) -> list[int | None]:
 
 def check_heads(config: ModelConfig) -> None:
     """Raise ``UnsupportedModelError`` for heads that the formulas of a step do not describe."""
+    if not isinstance(config, ModelConfig):
+        raise ValueError(f"config must be a ModelConfig, got {quoted(config)}; use LLAMA_3_8B")
     if config.latent is not None:
         raise UnsupportedModelError(
             f"the formulas of a step count heads with keys and values of their own, got a model "

@@ -3,6 +3,7 @@
 Knows: which readers make up a model, in which order. Does not know: bytes, files.
 """
 
+from kvbook.accounting.encoder_decoder import decoder_layers
 from kvbook.accounting.layer_kinds import (
     BOTH,
     CHUNK,
@@ -26,7 +27,7 @@ from kvbook.accounting.layers import (
     recurrent_layer,
     window_layer,
 )
-from kvbook.accounting.recurrent_state import State, recurrent_state
+from kvbook.accounting.recurrent_state import STATE_FIELDS, State, recurrent_state
 from kvbook.accounting.shared_caches import (
     recurrent_section,
     repeated,
@@ -41,25 +42,22 @@ from kvbook.config.spellings import (
     HEAD_WIDTH,
     HEADS,
     KV_HEADS,
-    LAYERS,
-    WIDTH,
     Fields,
     count,
-    divide,
     flag,
-    optional_count,
 )
 from kvbook.config.spellings import WINDOW as WINDOW_NAMES
 from kvbook.errors import UnsupportedModelError
 
 Caches = tuple[Layer, ...]  # of one layer of the model: most have one
 
-DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
-DECODER_HEADS = ("decoder_attention_heads", "num_decoder_attention_heads")
 LATENT_WIDTHS = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 NOT_COUNTED = {
     "rwkv": "a state of its own kind", "xlstm": "a state of its own kind",
     "reformer": "hashed attention", "zaya": "convolutions of keys",
+    "cpmant": "prompt tokens of its own in each cache",
+    "inkling_text": "convolutions of keys", "inkling2_text": "convolutions of keys",
+    "inkling2_loop_text": "convolutions of keys in layers that are run again",
 }  # fmt: skip
 
 
@@ -76,9 +74,10 @@ def layers_of(fields: Fields, source_tokens: int | None = None) -> tuple[Layer, 
             "not counted here"
         )
     if flag(fields, "is_encoder_decoder"):
-        return decoder_layers(fields, source_tokens)
+        return decoder_layers(fields, source_length(fields, source_tokens))
     if fields.get("block_configs"):
         return block_layers(fields)
+    fields.idle("max_source_positions")
     kinds = layer_kinds(fields, stacked(fields, layer_count(fields)))
     if {CSA, HCA} & set(kinds):
         layers = compressed_layers(fields, kinds)
@@ -105,7 +104,7 @@ def head_layers(fields: Fields, kinds: list[str]) -> list[Caches]:
     if not attending:
         fields.idle(*KV_HEADS, *HEADS, *HEAD_WIDTH, *WINDOW_NAMES)
     sizes = layer_sizes(fields, kinds) if attending else [Size(1, 1, 1)] * len(kinds)
-    state = recurrent_state(fields) if {RECURRENT, BOTH} & set(kinds) else None
+    state = state_of(fields, kinds)
     keys_as_values = flag(fields, "attention_k_eq_v")
     made: dict[tuple[str, Size], Caches] = {}  # layers of one size are one record
     for kind, size in set(zip(kinds, sizes, strict=True)):
@@ -114,6 +113,14 @@ def head_layers(fields: Fields, kinds: list[str]) -> list[Caches]:
             caches = (caches[0].with_keys_as_values(),)
         made[kind, size] = caches
     return [made[each] for each in zip(kinds, sizes, strict=True)]
+
+
+def state_of(fields: Fields, kinds: list[str]) -> State | None:
+    """The state of the recurrent layers, if there are any; else its fields say nothing."""
+    if {RECURRENT, BOTH} & set(kinds):
+        return recurrent_state(fields)
+    fields.idle(*STATE_FIELDS)
+    return None
 
 
 def head_layer(kind: str, size: Size, state: State | None) -> Caches:
@@ -144,7 +151,7 @@ def latent_layers(fields: Fields, kinds: list[str]) -> list[Caches]:
         nope_width=count(fields, "qk_nope_head_dim"),
         value_width=count(fields, "v_head_dim"),
     )
-    state = recurrent_state(fields) if RECURRENT in kinds else None
+    state = state_of(fields, kinds)
     # Keys and values of every head come from the latent.
     fields.idle(*KV_HEADS, *HEAD_WIDTH)
     made: dict[str, Caches] = {RECURRENT: (recurrent_layer(state),), NONE: (empty_layer(),)}
@@ -165,23 +172,6 @@ def with_cross_layers(
         keys, values = layers[i][0].per_token
         layers[i] = (cross_layer(source, keys.heads, keys.width, values.width),)
     return layers
-
-
-def decoder_layers(fields: Fields, source_tokens: int | None) -> tuple[Layer, ...]:
-    """An encoder-decoder: each layer of the decoder has a cache of the answer and of the source."""
-    layers_names = first_stated(fields, DECODER_LAYERS, LAYERS)
-    heads_names = first_stated(fields, DECODER_HEADS, HEADS)
-    fields.idle(*LAYERS, *HEADS, *KV_HEADS)
-    layers, heads = count(fields, *layers_names), count(fields, *heads_names)
-    width = optional_count(fields, *HEAD_WIDTH) or divide(fields, WIDTH, heads_names, "head_dim")
-    full = full_layer(heads, width, width)
-    cross = cross_layer(source_length(fields, source_tokens), heads, width, width)
-    return (full, cross) * layers
-
-
-def first_stated(fields: Fields, own: tuple[str, ...], of_all: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of the decoder's own size, where the config states one, else of any part's."""
-    return own if any(fields.has(name) for name in own) else of_all
 
 
 def block_layers(fields: Fields) -> tuple[Layer, ...]:

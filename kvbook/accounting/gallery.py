@@ -7,12 +7,13 @@ the bytes in the file were worked out apart, and tests compare the two.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from kvbook.accounting.geometry import CacheGeometry
+from kvbook.accounting.nearest import hint
+from kvbook.accounting.units import quoted
 
 FILE = Path(__file__).with_name("gallery.json")
 
@@ -36,7 +37,7 @@ class GalleryModel:
     unverified: str
     note: str
 
-    @property
+    @cached_property
     def geometry(self) -> CacheGeometry:
         return CacheGeometry.from_hf(self.config, self.name)
 
@@ -50,10 +51,11 @@ def load_gallery() -> Mapping[str, GalleryModel]:
 
 def gallery_model(name: str) -> GalleryModel:
     """The model of that name or title, in any case; ``ValueError`` with near names otherwise."""
+    if not isinstance(name, str):
+        raise ValueError(f"a model's name is a string, got {quoted(name)}; as in 'llama-3-8b'")
     wanted = name.strip().lower()
     for model in load_gallery().values():
         if wanted in (model.name, model.title.lower()):
             return model
-    near = get_close_matches(wanted, load_gallery(), n=3, cutoff=0.4)
-    hint = f"did you mean {', '.join(near)}?" if near else "see all names with: kvbook models"
-    raise ValueError(f"no model named {name!r} in the gallery; {hint}")
+    near = hint(wanted.rpartition("/")[2], load_gallery(), "see all names with: kvbook models")
+    raise ValueError(f"no model named {quoted(name)} in the gallery; {near}")

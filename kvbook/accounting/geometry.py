@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import lcm
 from pathlib import Path
 from typing import Any
 
+from kvbook.accounting.encoder_decoder import decoder_part
 from kvbook.accounting.from_config import layers_of
 from kvbook.accounting.layers import Layer, full_layer, latent_layer, window_layer
 from kvbook.accounting.prediction_layers import counted, prediction_layers
@@ -69,7 +71,8 @@ class CacheGeometry:
         reads and whose name may speak of the cache.
         """
         file = read_config(source, overrides)
-        fields = Fields(with_defaults(file.fields, file.nested))
+        fields = Fields(decoder_part(with_defaults(file.fields, file.nested)))
+        fields.idle(*(set(fields) - set(file.fields)))  # a default not asked for is no field
         layers = layers_of(fields, source_tokens)
         extra = prediction_layers(fields)
         positions = usable_positions(fields)
@@ -98,8 +101,25 @@ class CacheGeometry:
         """The different layers and how many there are of each."""
         return tuple(Counter(self.layers).items())
 
+    @cached_property
+    def period(self) -> int:
+        """Tokens after which every layer has whole entries again: 1 without compression."""
+        return lcm(*(layer.every for layer, _ in self.groups))
+
+    @property
+    def stored_once(self) -> "CacheGeometry | None":
+        """The cache with keys that serve as values stored once; ``None`` if there are none."""
+        if not any(layer.stored_once for layer, _ in self.groups):
+            return None
+        once = [
+            replace(layer, per_token=layer.stored_once, stored_once=()) if layer.stored_once
+            else layer
+            for layer in self.layers
+        ]  # fmt: skip
+        return replace(self, layers=tuple(once))
+
     def count(self, kind: str) -> int:
-        """Layers of one kind: full, window, latent, recurrent or none."""
+        """Caches of one kind: full, window, chunk, latent, compressed, cross, recurrent, …"""
         return sum(layer.kind == kind for layer in self.layers)
 
 

@@ -3,8 +3,7 @@
 Knows: peak arithmetic, memory bandwidth, the roofline (Williams, Waterman, Patterson 2009). Does
 not know: how close a program comes to it.
 
-Vendors print peaks with and without sparsity; these are without, for dense matrices. GB and TB
-are powers of 1000 here, as vendors write them.
+Machines that are known stand in presets.py.
 """
 
 from collections.abc import Mapping
@@ -12,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvbook.accounting.formats import parse_format
-from kvbook.accounting.units import check_count
+from kvbook.accounting.units import check_count, check_text, quoted
+
+MOST = 10**30  # operations or bytes; far above any work, and a float holds it
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Hardware:
     """Peaks of one device. ``source`` says where the numbers come from.
 
     ``peak_flops`` is in operations per second by dtype, ``bandwidth`` in bytes per second,
-    ``memory`` in bytes. ``provenance`` holds what a measurement was taken with.
+    ``memory`` in bytes, as the driver reports it. ``provenance`` holds what a measurement was
+    taken with. Raises ``ValueError`` for a rate that is not a number above 0.
     """
 
     name: str
@@ -48,13 +50,18 @@ class Hardware:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.peak_flops, Mapping):
+            raise ValueError(
+                "peak_flops must give operations per second by dtype, got "
+                f"{quoted(self.peak_flops)}"
+            )
         for dtype, peak in self.peak_flops.items():
             if parse_format(dtype).name != dtype:
                 raise ValueError(f"write {parse_format(dtype).name!r} for {dtype!r} in peak_flops")
-            if not peak > 0:
-                raise ValueError(f"peak_flops[{dtype!r}] must be above 0, got {peak!r}")
-        if not self.bandwidth > 0:
-            raise ValueError(f"bandwidth must be above 0 bytes per second, got {self.bandwidth!r}")
+            check_rate(f"peak_flops[{dtype!r}]", peak)
+        check_text("name", self.name)
+        check_text("source", self.source)
+        check_rate("bandwidth", self.bandwidth)
         if self.memory is not None:
             check_count("memory", self.memory)
 
@@ -63,7 +70,8 @@ class Hardware:
         name = parse_format(dtype).name
         if name not in self.peak_flops:
             raise ValueError(
-                f"{self.name} has no peak for {name}; stated: {', '.join(self.peak_flops)}"
+                f"{self.name} has no peak for {name}; stated: "
+                f"{', '.join(self.peak_flops) or 'none'}"
             )
         return self.peak_flops[name]
 
@@ -76,59 +84,13 @@ class Hardware:
 
         Streaming 140 GB of weights at 3.35 TB/s takes 41.8 ms, whatever the arithmetic.
         """
-        check_count("flops", flops, 0)
-        check_count("moved_bytes", moved_bytes, 0)
+        check_count("flops", flops, 0, MOST)
+        check_count("moved_bytes", moved_bytes, 0, MOST)
         return Bound(flops / self.peak(dtype), moved_bytes / self.bandwidth)
 
 
-GB, TB, TERA = 1000**3, 1000**4, 1e12
-
-PRESETS = {
-    known.name: known
-    for known in (
-        Hardware(
-            "A100-SXM-80GB",
-            {"float32": 19.5 * TERA, "float16": 312 * TERA, "bfloat16": 312 * TERA},
-            bandwidth=2.039 * TB,
-            memory=80 * GB,
-            source="NVIDIA A100 80GB Tensor Core GPU data sheet",
-        ),
-        Hardware(
-            "H100-SXM",
-            {
-                "float32": 67 * TERA, "float16": 989 * TERA, "bfloat16": 989 * TERA,
-                "float8_e4m3": 1979 * TERA,
-            },
-            bandwidth=3.35 * TB,
-            memory=80 * GB,
-            source="NVIDIA H100 Tensor Core GPU data sheet, halved where it counts sparsity",
-        ),
-        Hardware(
-            "H200-SXM",
-            {
-                "float32": 67 * TERA, "float16": 989 * TERA, "bfloat16": 989 * TERA,
-                "float8_e4m3": 1979 * TERA,
-            },
-            bandwidth=4.8 * TB,
-            memory=141 * GB,
-            source="NVIDIA H200 Tensor Core GPU data sheet, halved where it counts sparsity",
-        ),
-        Hardware(
-            "RTX-4090",
-            {"float32": 82.6 * TERA, "float16": 165.2 * TERA, "bfloat16": 165.2 * TERA},
-            bandwidth=1.008 * TB,
-            memory=24 * GB,
-            source="NVIDIA Ada GPU architecture white paper, appendix A, 32-bit accumulation",
-        ),
-        Hardware(
-            "MI300X",
-            {
-                "float32": 163.4 * TERA, "float16": 1307.4 * TERA, "bfloat16": 1307.4 * TERA,
-                "float8_e4m3": 2614.9 * TERA,
-            },
-            bandwidth=5.3 * TB,
-            memory=192 * GB,
-            source="AMD Instinct MI300X accelerator data sheet",
-        ),
-    )
-}  # fmt: skip
+def check_rate(name: str, value: object) -> None:
+    """Raise ``ValueError`` unless ``value`` is a finite number above 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < float("inf"):  # type: ignore[operator]  # a number by now
+        raise ValueError(f"{name} must be above 0, got {quoted(value)}")

@@ -6,6 +6,7 @@ Knows: the ways in which configs say so, most explicit first. Does not know: siz
 from collections.abc import Mapping
 from typing import Any
 
+from kvbook.accounting.prediction_layers import NAMES as PREDICTION
 from kvbook.accounting.window_patterns import windowed
 from kvbook.config.counts import check_count
 from kvbook.config.family_defaults import family
@@ -63,10 +64,12 @@ RECURRENT_MARKS = (
 )  # fmt: skip
 # Families without a field for their rule: one letter per layer, repeated.
 RULES = {
-    "olmo_hybrid": "rrrf", "minimax": "fr", "lara_mini": "rwrf", "mamba": "r", "falcon_mamba": "r",
+    "olmo_hybrid": "rrrf", "minimax": "fr", "lara_mini": "rwrfw", "mamba": "r", "falcon_mamba": "r",
     "mamba2": "r", "falcon_h1": "b", "axk2": "i", "deepseek_v32": "i", "glm_moe_dsa": "i",
-    "hy_v4": "i",
+    "hy_v4": "i", "lfm3": "wrfr", "flint": "wfww",
 }  # fmt: skip
+# Layers that are not as their family's rule says.
+EXCEPT = {"lfm3": {0: "r"}, "flint": {0: "f", 1: "f", -1: "f"}}
 OF_LETTER = {"f": FULL, "w": WINDOW, "r": RECURRENT, "b": BOTH, "i": INDEXED, "c": CHUNK}
 
 
@@ -85,7 +88,9 @@ def layer_kinds(fields: Fields, layers: int) -> Kinds:
         kinds = reader(fields, layers)
         if kinds is not None:
             # One that is more explicit wins over rules, which are not asked then.
-            fields.idle(*RULE_FIELDS, *(() if WINDOW in kinds else WINDOW_NAMES))
+            fields.idle(*RULE_FIELDS)
+            if WINDOW not in kinds:
+                fields.idle(*WINDOW_NAMES, "use_sliding_window")
             return kinds
     for name in RECURRENT_MARKS:
         if fields.get(name) is not None:
@@ -101,7 +106,10 @@ def layer_kinds(fields: Fields, layers: int) -> Kinds:
 
 def named(fields: Fields, layers: int) -> Kinds | None:
     """``layer_types`` and its kin: a name per layer."""
-    name, _ = find(fields, NAMED)
+    name, entries = find(fields, NAMED)
+    extra = optional_count(fields, *PREDICTION, low=0) or 0
+    if extra and isinstance(entries, list | tuple) and len(entries) == layers + extra:
+        fields = Fields({**fields, name: list(entries)[:layers]})  # Step 3.5 goes on with those
     words = dict(NAMES)
     if family(fields) in HYBRID_IS_BOTH:
         words["hybrid"] = BOTH
@@ -132,6 +140,8 @@ def compressed(fields: Fields, layers: int) -> Kinds | None:
     if isinstance(ratios, list | tuple) and len(ratios) > layers:
         rest = Fields({"compress_ratios": list(ratios)[:layers]})
         return translated(rest, "compress_ratios", RATIOS, layers)
+    if ratios is None and family(fields) == "deepseek_v4":
+        return [HCA] * min(layers, 2) + [CSA if i % 2 else HCA for i in range(layers - 2)]
     return translated(fields, "compress_ratios", RATIOS, layers)
 
 
@@ -223,7 +233,7 @@ def alternating_with_recurrent(fields: Fields, layers: int) -> Kinds | None:
 
 def chunked(fields: Fields, layers: int) -> Kinds | None:
     """Layers with rotary positions attend in chunks, the others to everything (Llama 4)."""
-    if fields.get("attention_chunk_size") is None:
+    if family(fields) != "llama4_text" or fields.get("attention_chunk_size") is None:
         return None
     marks = fields.get("no_rope_layers") or [
         int((i + 1) % count_or(fields, "no_rope_layer_interval", 4) != 0) for i in range(layers)
@@ -237,9 +247,15 @@ def count_or(fields: Fields, name: str, default: int) -> int:
 
 
 def by_family(fields: Fields, layers: int) -> Kinds | None:
-    """A rule of the family's class, repeated over the layers."""
+    """A rule of the family's class, repeated over the layers, with its exceptions."""
     rule = RULES.get(family(fields))
-    return None if rule is None else [OF_LETTER[rule[i % len(rule)]] for i in range(layers)]
+    if rule is None:
+        return None
+    kinds = [OF_LETTER[rule[i % len(rule)]] for i in range(layers)]
+    for i, letter in EXCEPT.get(family(fields), {}).items():
+        if i < layers:
+            kinds[i] = OF_LETTER[letter]
+    return kinds
 
 
 READERS = (

@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbook.accounting.layer_kinds import BOTH, CHUNK, FULL, INDEXED, NAMES, WINDOW
+from kvbook.accounting.window_patterns import cycled
 from kvbook.config.counts import check_count
 from kvbook.config.family_defaults import family
 from kvbook.config.spellings import (
     HEAD_WIDTH,
     HEADS,
     KV_HEADS,
-    LARGEST,
     VALUE_WIDTH,
     WIDTH,
     Fields,
-    check_length,
     count,
     counts,
     divide,
@@ -53,7 +52,8 @@ def layer_sizes(fields: Fields, kinds: Sequence[str]) -> list[Size]:
     """Heads, widths and window of each layer (of those without attention too, where unused)."""
     heads = kv_heads_per_layer(fields, len(kinds))
     keys = key_width_per_layer(fields, len(kinds))
-    stated = optional_count(fields, *VALUE_WIDTH)
+    latents_off = fields.get("use_mla") is False  # then their widths may be zero
+    stated = None if latents_off else optional_count(fields, *VALUE_WIDTH)
     values = keys if stated is None else [stated] * len(kinds)
     windows = window_per_layer(fields, kinds)
     general = list(zip(kinds, heads, keys, values, windows, strict=True))
@@ -92,6 +92,7 @@ def of_layer(fields: Fields, layer: int, size: Size) -> Size:
     own = own_fields(fields, layer)
     if own is None:
         return size
+    own.idle(*HEADS)
     width = optional_count(own, *HEAD_WIDTH)
     values = optional_count(own, *VALUE_WIDTH) or width
     return Size(
@@ -121,9 +122,7 @@ def window_per_layer(fields: Fields, kinds: Sequence[str]) -> list[int | None]:
         windows = [chunk if kind == CHUNK else None for kind in kinds]
     if WINDOW in kinds:
         window = needed_window(fields, len(kinds))
-        windows = [
-            window[i] if kind == WINDOW else windows[i] for i, kind in enumerate(kinds)
-        ]
+        windows = [window[i] if kind == WINDOW else windows[i] for i, kind in enumerate(kinds)]
     return windows
 
 
@@ -142,19 +141,9 @@ def needed_window(fields: Fields, layers: int) -> list[int | None]:
         return [count(fields, "local_attention") // 2] * layers
     name, stated = find(fields, WINDOW_NAMES)
     if isinstance(stated, list | tuple):
-        return cycled_windows(name, stated, layers)
+        windows = cycled(name, stated, layers)
+        return [None if w is None else check_count(f"an item of {name}", w) for w in windows]
     return [count(fields, *WINDOW_NAMES)] * layers
-
-
-def cycled_windows(name: str, stated: Sequence[Any], layers: int) -> list[int | None]:
-    """A list of windows, ``None`` for a full layer, repeated until every layer has one."""
-    if not stated or layers % len(stated):
-        check_length(name, stated, layers)
-    return [
-        None if stated[i % len(stated)] is None
-        else check_count(f"{name}[{i % len(stated)}]", stated[i % len(stated)], 1, LARGEST)
-        for i in range(layers)
-    ]  # fmt: skip
 
 
 def kv_heads_per_layer(fields: Fields, layers: int) -> list[int]:
@@ -184,6 +173,9 @@ def kv_heads_per_layer(fields: Fields, layers: int) -> list[int]:
 
 def key_width_per_layer(fields: Fields, layers: int) -> list[int]:
     """Head width: the explicit field, else model width over query heads, which must be whole."""
+    if family(fields) == "zamba2" and fields.has("attention_head_dim"):
+        fields.idle("kv_channels")  # that of the model's width, of which heads see twice
+        return [count(fields, "attention_head_dim")] * layers
     if find(fields, HEAD_WIDTH)[1] is not None:
         return counts(fields, HEAD_WIDTH, layers, default=None)
     return [divide(fields, WIDTH, HEADS, "head_dim")] * layers

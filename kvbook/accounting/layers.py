@@ -62,6 +62,14 @@ class Layer:
         entries = tokens // self.every
         return entries if self.window is None else min(entries, self.window)
 
+    def entries_of(self, tokens: int) -> int:
+        """Entries that ``tokens`` more tokens add while no window is full."""
+        return 0 if self.source_tokens is not None else tokens // self.every
+
+    def entries_reserved(self, slots: int) -> int:
+        """Entries set aside for a text that has ``slots`` slots, windows left aside."""
+        return -(-slots // self.every) if self.source_tokens is None else self.source_tokens
+
     def with_index_keys(self, width: int) -> "Layer":
         """The same layer with the keys of a sparse-attention indexer: one vector per token."""
         keys = (Kept("index keys", 1, width),)

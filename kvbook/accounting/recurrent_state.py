@@ -14,6 +14,18 @@ from kvbook.config.spellings import HEAD_WIDTH, HEADS, WIDTH, Fields, count, div
 
 State = tuple[Kept, ...]
 
+# Classes that state how wide the channels of a state are.
+OWN_WIDTH = ("mamba", "falcon_mamba")
+
+# What the readers below may ask for: they say nothing in a model without recurrent layers.
+STATE_FIELDS = (
+    "linear_num_value_heads", "linear_num_key_heads", "linear_key_head_dim",
+    "linear_value_head_dim", "linear_conv_kernel_dim", "linear_num_heads", "linear_head_dim",
+    "short_conv_kernel_size", "conv_L_cache", "mamba_d_state", "mamba_d_conv", "mamba_expand",
+    "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_ssm", "mamba_num_heads",
+    "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel", "state_size", "expand",
+)  # fmt: skip
+
 
 def recurrent_state(fields: Fields) -> State | None:
     """What one recurrent layer keeps per sequence; ``None`` where the kind is not known here."""
@@ -28,8 +40,14 @@ def recurrent_state(fields: Fields) -> State | None:
         return gated_delta_of_heads(fields)
     if str(fields.get("model_type")).startswith("minimax"):
         return lightning(fields)
+    if family(fields) == "bailing_hybrid":
+        return bailing_delta(fields)
     if family(fields) == "mamba2":
         return mamba2_alone(fields)
+    if fields.get("conv1d_width") is not None:
+        return gated_linear(fields)
+    if fields.get("mamba_headdim") is not None:
+        return mamba2(fields)
     if fields.get("mamba_num_heads") is not None or fields.get("mamba_n_heads") is not None:
         return mamba2(fields)
     if fields.get("mamba_d_state") is not None:
@@ -56,6 +74,13 @@ def gated_delta(fields: Fields) -> State:
     return (matrix, *convolution(channels, count(fields, "linear_conv_kernel_dim")))
 
 
+def bailing_delta(fields: Fields) -> State:
+    """Ling 2.5: as Kimi-Linear, with as many heads as attention has and their stated width."""
+    heads, width = count(fields, "linear_num_heads", *HEADS), count(fields, "head_dim")
+    matrix = Kept("recurrent state", heads, width * width)
+    return (matrix, *convolution(3 * heads * width, count(fields, "short_conv_kernel_size")))
+
+
 def gated_delta_of_heads(fields: Fields) -> State | None:
     """OLMo hybrid: sizes that its class derives from the query heads are not derived here."""
     names = ("linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim")
@@ -79,10 +104,19 @@ def lightning(fields: Fields) -> State:
     return (Kept("recurrent state", heads, width * width),)
 
 
+def gated_linear(fields: Fields) -> State:
+    """RecurrentGemma: one number for each channel, and a convolution over them."""
+    width = optional_count(fields, "lru_width") or count(fields, *WIDTH)
+    state = Kept("recurrent state", width, 1)
+    return (state, *convolution(width, count(fields, "conv1d_width")))
+
+
 def mamba1(fields: Fields, expand: str, size: str, kernel: str) -> State:
     """Mamba and Jamba: ``size`` numbers for each of ``expand`` × width channels."""
     fields.idle("n_mamba_heads")  # Zamba cuts the same channels into heads
     channels = count(fields, expand) * count(fields, *WIDTH)
+    if family(fields) in OWN_WIDTH and fields.get("intermediate_size") is not None:
+        channels = count(fields, "intermediate_size")
     states = Kept("recurrent state", channels, count(fields, size))
     return (states, *convolution(channels, count(fields, kernel)))
 
@@ -98,15 +132,15 @@ def mamba2_alone(fields: Fields) -> State:
 
 def mamba2(fields: Fields) -> State:
     """Bamba, Granite 4, Nemotron-H: per head a matrix of head width × state size."""
-    heads = count(fields, "mamba_n_heads", "mamba_num_heads")
+    heads = count(fields, "mamba_n_heads", "mamba_num_heads", "n_mamba_heads")
     size = count(fields, "mamba_d_state", "ssm_state_size")
-    groups = count(fields, "mamba_n_groups", "n_groups")
+    groups = count(fields, "mamba_n_groups", "n_groups", "mamba_ngroups")
     width = fields.get("mamba_d_head")
     if width == "auto":
         inner = {"inner": count(fields, "mamba_expand") * count(fields, *WIDTH), "heads": heads}
         width = divide(inner, ("inner",), ("heads",), "mamba_d_head")
     else:
-        width = count(fields, "mamba_d_head", "mamba_head_dim")
+        width = count(fields, "mamba_d_head", "mamba_head_dim", "mamba_headdim")
     fields.idle("mamba_expand", "expand", "mamba_d_ssm")
     channels = heads * width + 2 * groups * size
     matrix = Kept("recurrent state", heads, width * size)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from kvbook.accounting.layers import Layer, shared_layer
 from kvbook.config.counts import check_count
 from kvbook.config.family_defaults import family
-from kvbook.config.spellings import Fields, count, flag, optional_count
+from kvbook.config.spellings import Fields, check_length, count, flag, optional_count
 from kvbook.errors import UnsupportedModelError
 
 Caches = tuple[Layer, ...]  # of one layer of the model
@@ -22,7 +22,7 @@ TWO_SUBLAYERS = ("longcat_flash", "longcat_flash_ngram", "longcat_causal_lm")
 
 def shared(fields: Fields, layers: list[Caches]) -> list[Caches]:
     """The layers, of which some read an earlier one's cache and keep none."""
-    layers = shared_in_groups(fields, layers)
+    layers = by_source(fields, shared_in_groups(fields, layers))
     last = optional_count(fields, "num_kv_shared_layers", low=0) or 0
     if last >= len(layers):
         raise ValueError(
@@ -30,6 +30,24 @@ def shared(fields: Fields, layers: list[Caches]) -> list[Caches]:
             f"{len(layers)} layers"
         )
     return layers[: len(layers) - last] + [(shared_layer(),)] * last
+
+
+def by_source(fields: Fields, layers: list[Caches]) -> list[Caches]:
+    """``kv_source_layers``: for each layer the one whose cache it reads, itself or an earlier."""
+    sources = fields.get("kv_source_layers")
+    if sources is None:
+        return layers
+    check_length("kv_source_layers", sources, len(layers))
+    for i, source in enumerate(sources):
+        check_count(f"kv_source_layers[{i}]", source, 0, i)
+        if sources[source] != source:
+            raise ValueError(
+                f"kv_source_layers[{i}] is {source}, which itself reads layer {sources[source]}; "
+                "name the layer that keeps the cache"
+            )
+    return [
+        caches if sources[i] == i else (shared_layer(),) for i, caches in enumerate(layers)
+    ]
 
 
 def shared_in_groups(fields: Fields, layers: list[Caches]) -> list[Caches]:
@@ -66,7 +84,10 @@ def repeated(fields: Fields, layers: list[Caches]) -> list[Caches]:
 
 def stacked(fields: Fields, layers: int) -> int:
     """Layers with a cache where the config states those of one stack (HRM)."""
-    if family(fields) != "hrm_text" or fields.get("num_layers_per_stack") is not None:
+    if family(fields) != "hrm_text":
+        return layers
+    if fields.get("num_layers_per_stack") is not None:  # then all of them are stated
+        fields.idle("H_cycles", "L_cycles")
         return layers
     cycles = optional_count(fields, "H_cycles") or 2
     return layers * cycles * ((optional_count(fields, "L_cycles") or 3) + 1)

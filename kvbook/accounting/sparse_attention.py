@@ -44,6 +44,7 @@ def with_index_keys(fields: Fields, kinds: list[str], layers: list[Caches]) -> l
     width = optional_count(where, *WIDTH_OF_INDEX)
     if width is None:
         width = optional_count(fields, *WIDTH_OF_INDEX)
+    fields.idle(*WIDTH_OF_INDEX)
     if width is None or not any(marks):
         if INDEXED in kinds:
             count(fields, "index_head_dim")

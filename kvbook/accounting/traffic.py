@@ -95,5 +95,6 @@ def matrix_bytes(form: Format, rows: int, columns: int) -> int:
 
 def intensity(flops: int, moved_bytes: int) -> Fraction:
     """Arithmetic intensity: operations per byte, exactly."""
+    check_count("flops", flops, 0)
     check_count("moved_bytes", moved_bytes)
     return Fraction(flops, moved_bytes)

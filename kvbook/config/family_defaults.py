@@ -162,6 +162,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "mllama_text_model": {
         "num_key_value_heads": 8, "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
     },
+    "modernbert-decoder": {"local_attention": 128},
     "moshi": {"sliding_window": 3000},
     "mvp": {"is_encoder_decoder": True},
     "nemotron_h": {
@@ -307,19 +308,26 @@ PLAIN = (
     "apertus", "apertus1p5_text", "arcee", "aria_text", "biogpt", "bloom", "codegen", "cohere",
     "ctrl", "dbrx", "deepseek_v2", "diffllama", "doge", "flex_olmo", "gpt-sw3", "gpt2", "gpt_neox",
     "gpt_neox_japanese", "gptj", "granite", "granitemoe", "granitemoeshared", "hunyuan_v1_dense",
-    "hunyuan_v1_moe", "hyperclovax", "jais2", "llama", "longcat_flash", "modernbert-decoder", "mpt",
+    "hunyuan_v1_moe", "hyperclovax", "jais2", "llama", "longcat_flash", "mpt",
     "nanochat", "nemotron", "olmo", "olmo2", "olmoe", "openai-gpt", "opt", "persimmon", "phi",
     "phi3", "sarvam_mla", "trocr", "xglm",
 )  # fmt: skip
 
 # Families whose layers are full unless layer_types names them, whatever window the file states.
 FULL_UNLESS_NAMED = (
-    "llama", "cohere_compass_text", "granitemoe", "laguna", "mellum", "minimax", "qwen3_next",
+    "llama", "cohere_compass_text", "deepseek_v2", "deepseek_v3", "granitemoe", "laguna",
+    "mellum", "minimax", "qwen3_next",
 )  # fmt: skip
+
+
+# OpenAI's own files name no family; together these fields are of no other.
+GPT_OSS_MARKS = ("experts_per_token", "swiglu_limit", "rope_ntk_alpha", "initial_context_length")
 
 
 def family(fields: Mapping[str, Any]) -> str:
     """The family whose defaults hold."""
+    if fields.get("model_type") is None and all(fields.get(name) for name in GPT_OSS_MARKS):
+        return "gpt_oss"
     kind = str(fields.get("model_type"))
     return PARTS.get(kind, kind)
 

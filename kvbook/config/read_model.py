@@ -44,6 +44,7 @@ def model_fields(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
             "Pick a model of one of these families."
         )
     fields = Fields(with_defaults({**CLASS_DEFAULTS.get(kind, {}), **stated}))
+    fields.idle(*(set(fields) - set(stated)))  # a default not asked for is no field
     refuse_unsupported(fields)
     latent = latent_of(fields) if kind in LATENT else None
     n_heads = need(fields, "num_attention_heads")
@@ -131,6 +132,11 @@ def window_of(fields: Fields, kind: str) -> int | tuple[int | None, ...] | None:
     named = fields.get("layer_types")
     if named is None:
         named = layer_types(fields, kind)
+    elif kind in LATENT and "sliding_attention" in named:
+        raise UnsupportedModelError(
+            f"layer_types has sliding_attention, and {kind} has no windowed layers; allowed: "
+            "full_attention"
+        )
     else:
         check_layer_types(named, need(fields, "num_hidden_layers"), window)
     fields.idle("max_window_layers")

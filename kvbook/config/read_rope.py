@@ -28,7 +28,7 @@ READ = (
     "attention_factor", "truncate", "partial_rotary_factor", "finetuned",
 )  # fmt: skip
 # Other names that begin as rotary settings do, with the value that changes nothing.
-HARMLESS = {"rope_interleave": True, "rope_interleaved": False, "rope_traditional": False}
+HARMLESS = {"rope_interleaved": False, "rope_traditional": False}
 
 
 def rope_theta(fields: Fields) -> float:
@@ -182,6 +182,7 @@ def refuse_unread_rope(fields: Fields) -> None:
                 "field"
             )
     known = {*OBJECTS, *SHARES, *WIDTHS, *HARMLESS, "rope_theta", "qk_rope_head_dim"}
+    known.add("rope_interleave")  # the order of a head's elements, which the weights are read by
     for name in fields:
         speaks = "rope" in name or "rotary" in name
         if speaks and name not in known and fields[name] not in (None, False):

@@ -25,20 +25,35 @@ IRRELEVANT = compile(
             r".*(layer_?norm|_ln_|rms_norm|groupnorm|norm_).*",  # norms
             r"(rope|rotary|no_rope|qk_rope_interleave).*", r".*_rope_(theta|base|scaling).*",
             r".*(dropout|layerdrop|_pdrop).*",  # training
+            r".*(vocab|ngram).*",  # embeddings
             r"(moe|mlp|router|expert|ffn|dense|n_hash|num_hash|hash|altup|laurel|ple|engram)_.*",
             r".*(expert|_moe|dense).*",  # which MLP a layer has
             r"(vision|image|video|audio|speech|visual|mm|projector|img|boi|eoi|boa|eoa)_.*",
             r".*_(token|token_id|token_ids|token_index|token_list)",
             r".*(_init|_std|_bias|_act|_fn|_eps|_epsilon|_multiplier|_scale|_scaling|_dtype)",
-            r".*(softcap|embeddings?|_loss|_coef|_kernels?|_kernel_type)$",
+            r".*(softcap|softcapping|embeddings?|_loss|_coef|_kernels?|_kernel_type|_multipliers)",
             r"(id2label|label2id|auto_map|architectures|quantization_config|compression_config)",
             r"(output|return|gradient|initializer|pretraining|torch|unsloth|time_step)_.*",
         )
     )
 )
 
+# Words that no family of names excuses, but for the last part of these: of another modality, a
+# bias, a format, a factor.
+STRONG = compile("kv|window|sliding|reuse|compress|loop|latent|cross")
+EXCUSES = compile(
+    r"(vision|image|video|audio|speech|visual|projector)_.*|"
+    r".*_(dropout|bias|eps|epsilon|dtype|scale|init|std|act|norm|layernorm|multiplier)"
+)
+
 # Single names, each with what it says instead.
 BY_NAME = {
+    "compress_rope_theta": "positions", "compression_config": "weights",
+    "num_sliding_attention_heads": "query heads", "insert_layer_id": "pictures",
+    "seconds_per_chunk": "sound", "spatial_pool_stride": "pictures",
+    "spatial_target_layers": "pictures", "use_decoder_only_language_model": "which class",
+    "conv_dim": "the model's width", "conv_dim_out": "the same",
+    "keep_window_size": "how much is read, not kept",
     "use_cache": "whether to cache at all",
     "n_group": "routing of experts", "topk_group": "routing of experts",
     "num_expert_group": "routing of experts", "n_shared_experts": "experts",
@@ -75,7 +90,7 @@ BY_NAME = {
     "linear_attn_alpha_factor": "residuals", "linear_attn_beta_factor": "residuals",
     "problem_type": "a task", "finetuning_task": "a task", "is_encoder": "a task",
     "attention_value_scale": "a factor on values", "share_embeddings": "weights",
-    "tie_weights_": "weights", "use_recurrent_gating": "a gate", "L_bp_cycles": "training",
+    "use_recurrent_gating": "a gate", "l_bp_cycles": "training",
     "use_qkv_bias": "a bias", "qkv_bias": "a bias", "qk_head_dim": "queries",
     "sparse_num_index_heads": "queries of the indexer", "mup_width_multiplier": "factors",
     "use_kernel_forward_from_hub": "kernels", "final_layer_idx": "outputs",
@@ -96,8 +111,8 @@ def refuse_unread(fields: Fields, inside: str = "") -> None:
             if what and may_matter(at):
                 raise UnsupportedModelError(
                     f"{inside}{at} = {shortly(what)} is not known here, and its name may speak of "
-                    f"the cache; if it changes nothing, override it: {at}=null; if it means a "
-                    "field that is read, override that one"
+                    f"the cache; if it changes nothing, leave it out (override {at}=null); if it "
+                    "means a field that is read, state that one"
                 )
     for name, inner in fields.inside.items():
         refuse_unread(inner, f"{inside}{name}.")
@@ -105,7 +120,7 @@ def refuse_unread(fields: Fields, inside: str = "") -> None:
 
 def parts(name: str, value: object) -> Iterator[tuple[str, Any]]:
     """The field itself, or those of an object whose own name says nothing."""
-    if IRRELEVANT.fullmatch(name):
+    if IRRELEVANT.fullmatch(name) and not STRONG.search(name):
         return
     if isinstance(value, Mapping) and not SPEAKS.search(name) and not name.endswith("_config"):
         for inner, each in value.items():
@@ -116,10 +131,11 @@ def parts(name: str, value: object) -> Iterator[tuple[str, Any]]:
 
 def may_matter(name: str) -> bool:
     """Whether the name speaks of a cache and is not known to be about something else."""
-    last = name.rpartition(".")[2]
-    return bool(SPEAKS.search(last.lower())) and not (
-        last in BY_NAME or IRRELEVANT.fullmatch(last.lower())
-    )
+    last = name.rpartition(".")[2].lower()
+    if last in BY_NAME or not SPEAKS.search(last):
+        return False
+    excuses = EXCUSES if STRONG.search(last) else IRRELEVANT
+    return not excuses.fullmatch(last)
 
 
 def refuse_unknown_overrides(fields: Fields, overrides: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import kvbook.accounting
 
+WITH_EXAMPLES = ("units", "formats", "flops", "geometry", "need", "card", "pool", "nearest")
 MODULES = sorted(path.stem for path in Path(kvbook.accounting.__path__[0]).glob("*.py"))
 
 
@@ -27,12 +28,12 @@ def test_examples_in_docstrings(module: str) -> None:
 
 def test_some_modules_have_examples() -> None:
     found = {
-        module for module in ("units", "formats", "flops", "geometry", "size")
+        module for module in WITH_EXAMPLES
         if doctest.DocTestFinder(exclude_empty=True).find(
             import_module(f"kvbook.accounting.{module}")
         )
     }  # fmt: skip
-    assert found == {"units", "formats", "flops", "geometry", "size"}
+    assert found == set(WITH_EXAMPLES)
 
 
 @pytest.mark.parametrize("name", kvbook.accounting.__all__)

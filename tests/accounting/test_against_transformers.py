@@ -13,7 +13,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvbook.config.family_defaults import DEFAULTS
 from kvbook.accounting.geometry import CacheGeometry
 from kvbook.accounting.layers import Layer
 
@@ -147,26 +146,3 @@ def test_falcon_40b_needs_less_than_transformers_keeps() -> None:
     ours = CacheGeometry.from_hf({"model_type": "falcon", **fields}).layers[0]
     assert [kept.heads for kept in ours.per_token] == [2, 2]
     assert theirs.keys.shape[1] == 4
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", sorted(set(DEFAULTS) - {"gemma3"}))
-def test_family_defaults_are_those_of_the_classes(kind: str) -> None:
-    """A config of 12 layers and nothing else means the same to both."""
-    config = AutoConfig.for_model(kind, num_hidden_layers=12, use_cache=True)
-    for name, value in DEFAULTS[kind].items():
-        if hasattr(config, name) and name != "sliding_window":
-            assert getattr(config, name) == value, name
-    bare = {
-        "model_type": kind, "num_hidden_layers": 12, "hidden_size": config.hidden_size,
-        "num_attention_heads": config.num_attention_heads,
-    }  # fmt: skip
-    ours = [layer.kind for layer in CacheGeometry.from_hf(bare).layers]
-    words = {"full_attention": "full", "sliding_attention": "window",
-             "linear_attention": "recurrent"}  # fmt: skip
-    window = getattr(config, "sliding_window", None)
-    alike = "full_attention" if window is None else "sliding_attention"
-    types = getattr(config, "layer_types", None) or [alike] * 12
-    assert ours == [words[each] for each in types]
-    for layer in CacheGeometry.from_hf(bare).layers:
-        assert layer.window == (window if layer.kind == "window" else None)

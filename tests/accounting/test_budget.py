@@ -7,8 +7,16 @@ from hypothesis import strategies as st
 from kvbook.accounting.budget import max_sequences, max_tokens
 from kvbook.accounting.gallery import gallery_model
 from kvbook.accounting.geometry import CacheGeometry
-from kvbook.accounting.layers import Kept, Layer, full_layer, recurrent_layer, window_layer
-from kvbook.accounting.size import CacheSize, cache_size
+from kvbook.accounting.layers import (
+    Kept,
+    Layer,
+    compressed_layer,
+    cross_layer,
+    full_layer,
+    recurrent_layer,
+    window_layer,
+)
+from kvbook.accounting.need import CacheSize, cache_size
 
 GIB = 1024**3
 FULL = full_layer(1, 2, 2)  # 8 bytes per token at 16 bits
@@ -99,6 +107,28 @@ def test_as_counted_up_one_by_one(
     while rows < limit and bytes_of(5, rows + 1) <= budget:
         rows += 1
     assert max_sequences(toy(*layers, tokens=5, block_size=block_size), budget, reserved) == rows
+
+
+def test_a_budget_is_one_devices_and_groups_multiply_the_sequences() -> None:
+    size = cache_size(CacheGeometry("toy", (FULL,)), 10, dp=3)
+    assert max_sequences(size, 250) == 3 * 3
+
+
+def test_devices_that_share_tokens_hold_so_many_times_more() -> None:
+    size = cache_size(CacheGeometry("toy", (FULL,)), 10, cp=4)
+    assert max_tokens(size, 80) == 40
+
+
+def test_entries_that_tokens_share_end_with_the_last_whole_one() -> None:
+    """4 tokens make an entry of 8 bytes: 80 bytes hold 10 entries, so 43 tokens."""
+    size = cache_size(CacheGeometry("toy", (compressed_layer(4, 4),)), 1)
+    assert max_tokens(size, 80) == 43
+
+
+def test_a_source_alone_has_no_limit() -> None:
+    size = cache_size(CacheGeometry("toy", (cross_layer(10, 1, 2, 2),)), 1)
+    assert max_tokens(size, 80) is None
+    assert max_tokens(size, 79) == 0
 
 
 @pytest.mark.parametrize("budget", [0, -1, 1.5, "80GiB"])

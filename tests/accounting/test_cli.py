@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from kvbook.accounting.gallery import load_gallery
 from kvbook.accounting.hardware import Hardware
+from kvbook.accounting.policies import POLICIES
 from kvbook.cli import main
 
 LLAMA = {
@@ -43,13 +45,17 @@ def test_json_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, "llama-3.1-8b", "--tokens", "4096", "--batch", "2")
     assert found == {
         "model": "llama-3.1-8b",
+        "max_positions": 131_072,
         "tokens": 4_096,
         "batch": 2,
         "dtype": "bfloat16",
         "block_size": 16,
         "devices": 1,
+        "dp": 1,
+        "cp": 1,
         "need_bytes": 1_073_741_824,
         "reserved_bytes": 1_073_741_824,
+        "need_bytes_stored_once": None,
         "need_items": {"keys": 536_870_912, "values": 536_870_912},
         "reserved_items": {"keys": 536_870_912, "values": 536_870_912},
         "bytes_per_token": 131_072,
@@ -58,6 +64,9 @@ def test_json_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
         "window_bytes_full": 0,
         "constant_state_bytes": 0,
         "block_table_bytes": 2_048,
+        "policies": {
+            name: {"bytes": 1_073_741_824, "who": list(POLICIES[name].who)} for name in POLICIES
+        },
         "assumptions": [
             "bfloat16: 16 bits per element",
             "need: 2 sequences, each with 4,096 tokens",
@@ -158,14 +167,33 @@ one more token now                          24,576 B   24 KiB
 windows when full                        3,145,728 B   3 MiB
 block tables                                   252 B   252 B
 
+what engines set aside, state included
+  whole text                            49,545,216 B   47.25 MiB
+  ring                                  27,721,728 B   26.438 MiB
+  pool per kind                         28,311,552 B   27 MiB
+  pool per layer                        28,311,552 B   27 MiB
+  cells                                 44,040,192 B   42 MiB
+  whole text: whole blocks for all tokens in every layer (vLLM with \
+--disable-hybrid-kv-cache-manager (2025); llama.cpp with --swa-full (2025))
+  ring: a slot per token, and at most W slots in a windowed layer (transformers, \
+StaticSlidingWindowLayer (2025); mlx-lm, RotatingKVCache (2025))
+  pool per kind: blocks of one size for every kind of layer, with padding layers (vLLM, hybrid KV \
+cache manager (2026))
+  pool per layer: whole blocks of what each layer still needs, of the layer's own size (SGLang, \
+SWAKVPool (2026))
+  cells: the context for full layers, windows and a micro-batch of 512 for the others (llama.cpp, \
+llama_kv_cache_iswa (2025))
+  pool per kind has 2 groups of 12 layers, 0 padding layers among them, and blocks of 384 KiB
+
 fits in 80 GiB (85,899,345,920 B)
-  by need: 3,495,125 tokens in each of 1 sequence, or 3,098 sequences of 1,000 tokens
-  by reservation: 1,747,616 tokens in each of 1 sequence, or 1,733 sequences of 1,000 tokens
+  by need: 3,495,125 tokens in 1 sequence (the model has 131,072 positions), or 3,098 sequences of \
+1,000 tokens
+  by reservation: 1,747,616 tokens in 1 sequence (the model has 131,072 positions), or 1,733 \
+sequences of 1,000 tokens
 
 assumed
   - bfloat16: 16 bits per element
-  - need: 1 sequence, each with 1,000 tokens, of which windowed layers hold at most W, the newest \
-included
+  - need: 1 sequence with 1,000 tokens, of which windowed layers hold at most W, the newest included
   - reservation: whole blocks of 16 tokens for each sequence, windowed layers charged in full
 not counted
   - weights, activations and workspaces of kernels
@@ -185,19 +213,20 @@ def test_rows_for_latents_and_states(capsys: pytest.CaptureFixture[str]) -> None
         capsys.readouterr().out
     )
     assert main(["size", "mistral-7b-v0.1", "--tokens", "1", "--budget", "1GiB"]) == 0
-    assert "by need: any number of tokens in each of 1 sequence" in capsys.readouterr().out
+    answer = "by need: any number of tokens in 1 sequence (the model has 32,768 positions)"
+    assert answer in capsys.readouterr().out
 
 
 def test_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + 34 + 2
+    assert len(lines) == 1 + len(load_gallery()) + 2
     assert lines[0].split() == ["name", "attention", "B/token", "beyond", "windows", "at", "32,768"]
-    assert lines[1].split() == ["gpt2", "MHA", "36,864", "36,864", "1.125", "GiB"]
+    assert lines[3].split() == ["gpt-oss-120b", "GQA", "73,728", "36,864", "1.129", "GiB"]
     assert main(["models", "--json"]) == 0
     models = json.loads(capsys.readouterr().out)
-    assert [model["name"] for model in models][:2] == ["gpt2", "gpt2-xl"]
-    assert models[0]["bytes"]["bytes_per_token"] == 36_864
+    assert [model["name"] for model in models] == list(load_gallery())
+    assert models[2]["bytes"]["bytes_per_token"] == 73_728
 
 
 # ---- The machine
@@ -250,22 +279,24 @@ SIZE = ("size", "llama-3-8b", "--tokens", "1")
         (("size", "meta-llama/Llama-3.1-8B", "--tokens", "1"), "did you mean llama-3.1-8b, "),
         (("size", "llama-3-8b", "--tokens", "0"), "tokens must be at least 1, got 0"),
         (("size", "llama-3-8b", "--tokens", "-5"), "tokens must be at least 1, got -5"),
-        (("size", "llama-3-8b", "--tokens", "4k"), "--tokens: must be a whole number, got '4k'"),
+        (("size", "llama-3-8b", "--tokens", "4q"), "--tokens: must be a whole number, got '4q'"),
+        (("size", "llama-3-8b", "--tokens", "1,2"), "write 8192, 8,192, 8k (8,000) or 8Ki (8,192)"),
         (("size", "llama-3-8b", "--tokens", "1.5"), "must be a whole number, got '1.5'"),
-        (("size", "llama-3-8b"), "the following arguments are required: --tokens"),
+        (("size",), "name a model: kvbook size llama-3.1-8b"),
         ((*SIZE, "--batch", "0"), "batch must be at least 1, got 0"),
         ((*SIZE, "--block-size", "0"), "block_size must be at least 1, got 0"),
         ((*SIZE, "--devices", "-1"), "devices must be at least 1, got -1"),
-        ((*SIZE, "--dtype", "fp7"), "unknown dtype 'fp7'; allowed: float64, "),
-        ((*SIZE, "--dtype", "2"), "dtype '2' is a bare number: bits or bytes?"),
+        ((*SIZE, "--dtype", "fp7"), "unknown dtype 'fp7'; did you mean fp8, "),
+        ((*SIZE, "--dtype", "2"), "dtype '2' is a bare number, bits or bytes; allowed: "),
         ((*SIZE, "--dtype", "int8", "--group-size", "48"), "a group of 48 does not divide a "
          "vector of 128 elements"),
-        ((*SIZE, "--group-size", "32"), "bfloat16 has no scales"),
+        ((*SIZE, "--group-size", "32"), "bfloat16 has no groups within a vector"),
         ((*SIZE, "--budget", "80"), "a size is a positive number and a unit, got '80'"),
         ((*SIZE, "--budget", "0GiB"), "a size must be at least one byte"),
         ((*SIZE, "--nothing"), "unrecognized arguments: --nothing"),
-        ((), "the following arguments are required: size | models | probe"),
-        (("sizes",), "invalid choice: 'sizes'"),
+        ((*SIZE, "--bugdet", "1GiB"), "arguments: --bugdet 1GiB; did you mean --budget"),
+        (("sizes",), "did you mean size?"),
+        (("modles",), "did you mean models"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -304,8 +335,9 @@ def test_it_starts_without_torch_and_fast() -> None:
     assert min(seconds) < 0.3
 
 
-def test_exit_codes_from_outside() -> None:
-    command = [sys.executable, "-m", "kvbook.cli"]
+@pytest.mark.parametrize("module", ["kvbook", "kvbook.cli"])
+def test_exit_codes_from_outside(module: str) -> None:
+    command = [sys.executable, "-m", module]
     assert subprocess.run([*command, *SIZE], capture_output=True, check=False).returncode == 0
     bad = subprocess.run([*command, "size", "x", "--tokens", "1"], capture_output=True, check=False)
     assert (bad.returncode, bad.stdout) == (2, b"")

@@ -11,7 +11,7 @@ import pytest
 from kvbook.accounting.gallery import gallery_model
 from kvbook.accounting.geometry import CacheGeometry
 from kvbook.accounting.layers import full_layer
-from kvbook.accounting.size import cache_size
+from kvbook.accounting.need import cache_size
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from kvbook.accounting.formats import FORMATS, Format
+from kvbook.accounting.formats import FORMATS, Format, store_format
 from kvbook.accounting.geometry import CacheGeometry
 from kvbook.accounting.layers import full_layer
-from kvbook.accounting.size import cache_size
+from kvbook.accounting.need import cache_size
 from kvbook.accounting.storage import storage_bytes
 from kvbook.cache.codec import FLOAT4, FLOAT8, INT4, INT8, Codec
 from kvbook.cache.coded import quantized
@@ -126,10 +126,41 @@ def test_a_dense_store_allocates_what_is_counted(dtype: str) -> None:
     assert store.allocated_bytes == sum(storage_bytes(2, 3, 3, 20, 6, 4, dtype).values())
 
 
-@pytest.mark.parametrize(("name", "codec"), [("int8", INT8), ("int4", INT4), ("mxfp4", FLOAT4)])
-def test_the_named_formats_are_the_ready_made_codecs(name: str, codec: Codec) -> None:
-    """At 16 bits, as widely used; float8's named format stands for one scale per tensor."""
-    assert replace(format_of(codec, torch.bfloat16), name=name) == FORMATS[name]
+CODECS = {"int8": INT8, "int4": INT4, "float8": FLOAT8, "float4": FLOAT4}
+
+
+@pytest.mark.parametrize("cache", TYPES)
+@pytest.mark.parametrize("name", CODECS)
+def test_a_format_of_a_codecs_name_is_what_its_store_allocates(name: str, cache: str) -> None:
+    """One truth for both: whatever the type of the cache, whose type the scales have."""
+    store = quantized(CODECS[name])(2, 3, 5, 24, 64, 32, TYPES[cache])
+    form = store_format(name, cache)
+    assert store.allocated_bytes == sum(storage_bytes(2, 3, 5, 24, 64, 32, form).values())
+    # and what cache_size says of as many tokens
+    geometry = CacheGeometry("one", (full_layer(5, 64, 32),) * 2)
+    assert store.allocated_bytes == cache_size(geometry, 24, 3, form).need_bytes
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_format_by_its_name_is_that_of_a_16_bit_cache(name: str) -> None:
+    assert FORMATS[name] == store_format(name) == store_format(name, "float16")
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_other_tiles_have_the_bytes_of_their_stores(name: str) -> None:
+    wide = quantized(CODECS[name].grouped(16))(1, 2, 3, 32, 64, 64, torch.bfloat16)
+    form = FORMATS[name].with_group(16)
+    assert wide.allocated_bytes == sum(storage_bytes(1, 2, 3, 32, 64, 64, form).values())
+    tall = quantized(CODECS[name].per_channel(8))(1, 2, 3, 32, 64, 64, torch.bfloat16)
+    form = FORMATS[name].per_channel(8)
+    assert tall.allocated_bytes == sum(storage_bytes(1, 2, 3, 32, 64, 64, form).values())
+
+
+def test_no_other_name_is_a_codec() -> None:
+    with pytest.raises(ValueError, match="no codec named 'q8_0'; allowed: int8, int4, float8, fl"):
+        store_format("q8_0")
+    with pytest.raises(ValueError, match="plain number format, got int8; allowed: float64, float3"):
+        store_format("int8", "int8")
 
 
 def test_slots_that_are_full_take_what_cache_size_says() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvbook.config import LatentConfig, ModelConfig, RopeScaling
+from kvbook.config import LatentConfig, ModelConfig
 from kvbook.errors import UnsupportedModelError
 
 LLAMA: dict[str, Any] = {
@@ -21,13 +21,6 @@ LLAMA: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 500_000.0,
     "tie_word_embeddings": False,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8_192,
 }
 MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 4_096}
 QWEN2 = {
@@ -81,40 +74,6 @@ def test_a_file_reads_as_its_content(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))
     assert ModelConfig.from_hf(path) == ModelConfig.from_hf(str(path)) == ModelConfig.from_hf(LLAMA)
-
-
-@pytest.mark.parametrize(
-    "spelling",
-    [
-        {"rope_scaling": LLAMA3, "rope_theta": 500_000.0},
-        {"rope_scaling": {**without(LLAMA3, "rope_type"), "type": "llama3"}},
-        {"rope_parameters": {**LLAMA3, "rope_theta": 500_000.0}, "rope_theta": None},
-    ],
-    ids=["rope_scaling", "the older key 'type'", "rope_parameters"],
-)
-def test_llama3_scaling_in_every_spelling(spelling: dict[str, Any]) -> None:
-    config = ModelConfig.from_hf({**LLAMA, **spelling})
-    assert config.rope_scaling == RopeScaling("llama3", 8.0, 1.0, 4.0, 8_192)
-    assert config.rope_theta == 500_000.0
-
-
-def test_linear_scaling() -> None:
-    config = ModelConfig.from_hf({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}})
-    assert config.rope_scaling == RopeScaling("linear", 2.0)
-
-
-@pytest.mark.parametrize("rope", [None, {"rope_type": "default"}, {"rope_theta": 500_000.0}])
-def test_no_scaling(rope: dict[str, Any] | None) -> None:
-    for name in ("rope_scaling", "rope_parameters"):
-        config = ModelConfig.from_hf({**LLAMA, name: rope})
-        assert config.rope_scaling is None
-        assert config.rope_theta == 500_000.0
-
-
-def test_theta_inside_rope_parameters_counts() -> None:
-    fields = {**without(LLAMA, "rope_theta"), "rope_parameters": {"rope_theta": 7.0}}
-    assert ModelConfig.from_hf(fields).rope_theta == 7.0
-    assert ModelConfig.from_hf(without(LLAMA, "rope_theta")).rope_theta == 10_000.0
 
 
 def test_a_mistral_window() -> None:
@@ -240,15 +199,6 @@ def test_parts_that_are_not_built_are_refused(change: dict[str, Any], message: s
         ModelConfig.from_hf({**LLAMA, **change})
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "proportional"])
-@pytest.mark.parametrize("key", ["type", "rope_type"])
-@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
-def test_rotations_that_change_with_the_length_are_refused(kind: str, key: str, name: str) -> None:
-    """They would also change keys that are already cached."""
-    with pytest.raises(UnsupportedModelError, match=rf"'{kind}'.*default, linear, llama3, yarn"):
-        ModelConfig.from_hf({**LLAMA, name: {key: kind, "factor": 2.0}})
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -261,12 +211,6 @@ def test_a_missing_size_is_named(name: str) -> None:
         ModelConfig.from_hf(without(LLAMA, name))
     with pytest.raises(ValueError, match=f"no '{name}'"):
         ModelConfig.from_hf({**LLAMA, name: None})
-
-
-@pytest.mark.parametrize("name", ["factor", "low_freq_factor", "original_max_position_embeddings"])
-def test_a_missing_part_of_the_scaling_is_named(name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        ModelConfig.from_hf({**LLAMA, "rope_scaling": without(LLAMA3, name)})
 
 
 def test_a_head_width_that_is_no_integer_is_not_rounded() -> None:
@@ -342,99 +286,9 @@ def test_sinks_need_a_window() -> None:
     assert ModelConfig(**sizes, window=(None, 4), sinks=2).windows == (None, 4)
 
 
-def test_an_unknown_scaling_is_refused_where_it_is_made() -> None:
-    with pytest.raises(ValueError, match=r"'dynamic'.*linear, llama3"):
-        RopeScaling("dynamic", 2.0)
-
-
-def test_a_head_that_is_rotated_in_part_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor 0\.5 .*1\.0"):
-        ModelConfig.from_hf({**LLAMA, "partial_rotary_factor": 0.5})
-
-
 def test_no_kv_heads_is_an_error_and_not_a_default() -> None:
     with pytest.raises(ValueError, match=r"n_kv_heads must be a positive integer, got 0"):
         ModelConfig.from_hf({**LLAMA, "num_key_value_heads": 0})
-
-
-def test_the_two_bounds_of_a_blend_are_in_order() -> None:
-    for low, high in ((4.0, 4.0), (5.0, 4.0), (0.0, 4.0)):
-        with pytest.raises(ValueError, match=rf"above 0 and below high.*got {low} and {high}"):
-            RopeScaling("yarn", 2.0, low, high)
-
-
-@pytest.mark.parametrize("change", [{"amplitude": 0.0}, {"score_factor": -1.0}])
-def test_a_rope_scaling_does_not_remove_or_turn_around_scores(change: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="must be positive"):
-        RopeScaling("yarn", 2.0, **change)
-
-
-# ---- YaRN
-
-# DeepSeek-V3's settings; those of V2 have 0.707 twice.
-YARN = {
-    "type": "yarn",
-    "factor": 40,
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "original_max_position_embeddings": 4_096,
-}
-
-
-def scaling(fields: dict[str, Any], rope: dict[str, Any]) -> RopeScaling:
-    found = ModelConfig.from_hf({**fields, "rope_scaling": rope}).rope_scaling
-    assert found is not None
-    return found
-
-
-def test_yarn_field_by_field() -> None:
-    """0.1 · ln 40 + 1 = 1.3688879; its square, 1.8738542, is DeepSeek's factor on the scale."""
-    found = scaling(DEEPSEEK, YARN)
-    assert (found.kind, found.factor, found.low, found.high) == ("yarn", 40, 1, 32)
-    assert found.original_positions == 4_096
-    assert found.amplitude == 1.0
-    assert found.score_factor == pytest.approx(1.8738542, abs=1e-7)
-
-
-def test_bounds_that_yarn_does_not_name_are_32_turns_and_1() -> None:
-    found = scaling(LLAMA, without(YARN, "beta_fast", "beta_slow"))
-    assert (found.low, found.high) == (1.0, 32.0)
-
-
-@pytest.mark.parametrize(
-    ("change", "amplitude", "score_factor"),
-    [
-        ({"mscale": 0.707, "mscale_all_dim": 0.707}, 1.0, 1.5896261),  # 1.2608038²
-        ({"mscale": 1.0, "mscale_all_dim": 0.707}, 1.0857264, 1.5896261),
-        ({"mscale": 1.0, "mscale_all_dim": 0}, 1.3688879, 1.0),
-        ({"mscale": None, "mscale_all_dim": None}, 1.3688879, 1.0),
-        ({"attention_factor": 0.5}, 0.5, 1.8738542),
-        ({"factor": 1}, 1.0, 1.0),
-    ],
-)
-def test_what_yarn_does_to_keys_and_to_scores(
-    change: dict[str, Any], amplitude: float, score_factor: float
-) -> None:
-    found = scaling(DEEPSEEK, {**YARN, **change})
-    assert found.amplitude == pytest.approx(amplitude, abs=1e-7)
-    assert found.score_factor == pytest.approx(score_factor, abs=1e-7)
-
-
-def test_only_deepseek_s_models_scale_their_scores() -> None:
-    assert scaling(LLAMA, YARN).score_factor == 1.0
-
-
-def test_yarn_that_does_not_round_its_bounds_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="truncate=false"):
-        scaling(LLAMA, {**YARN, "truncate": False})
-
-
-def test_the_scale_of_attention() -> None:
-    assert ModelConfig.from_hf(QWEN3).scale == pytest.approx(0.0883883, abs=1e-7)  # 1 / sqrt(128)
-    with_yarn = ModelConfig.from_hf({**DEEPSEEK, "rope_scaling": YARN})
-    assert with_yarn.scale == pytest.approx(0.1352338, abs=1e-7)  # 1.8738542 / sqrt(192)
 
 
 # ---- Latent heads
@@ -484,6 +338,28 @@ def test_mixtures_of_experts_are_refused(change: dict[str, Any], layers: str) ->
 @pytest.mark.parametrize("change", [{"first_k_dense_replace": 9}, {"n_routed_experts": None}])
 def test_dense_layers_are_enough(change: dict[str, Any]) -> None:
     assert ModelConfig.from_hf({**DEEPSEEK, **change}).n_layers == 5
+
+
+def test_latent_layers_have_no_window() -> None:
+    named = {"layer_types": ["sliding_attention"] * 5, "sliding_window": 9}
+    with pytest.raises(UnsupportedModelError, match="deepseek_v3 has no windowed layers"):
+        ModelConfig.from_hf({**DEEPSEEK, **named, "use_sliding_window": True})
+    assert ModelConfig.from_hf({**DEEPSEEK, "sliding_window": 9}).window is None
+
+
+def test_what_deepseek_s_classes_leave_open_is_theirs() -> None:
+    """Absent is the class's: 256 experts after three dense layers, queries of rank 1,536."""
+    with pytest.raises(UnsupportedModelError, match="layers 3 to 4 are mixtures of 256 experts"):
+        ModelConfig.from_hf(without(DEEPSEEK, "n_routed_experts", "first_k_dense_replace"))
+    config = ModelConfig.from_hf(without(DEEPSEEK, "q_lora_rank"))
+    assert config.latent is not None
+    assert config.latent.q_rank == 1_536
+
+
+@pytest.mark.parametrize("name", ["n_kv_heads", "num_query_groups", "kv_reuse", "layer_share"])
+def test_a_field_that_nothing_reads_is_refused(name: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=rf"{name} = 4 is not known here"):
+        ModelConfig.from_hf({**LLAMA, name: 4})
 
 
 LATENT: dict[str, Any] = {

@@ -1,16 +1,18 @@
-"""How large a cache is: what the model needs, and what an engine reserves.
+"""How large a model's cache is for a batch of texts: what it needs, and what an engine reserves.
 
-Knows: bytes, item by item, exactly. Does not know: weights, activations, what a framework's
-allocator adds; each answer says so.
+Knows: bytes, item by item, exactly, on one of the devices that share the work. Does not know:
+weights, activations, what a framework's allocator adds; each answer says so.
+
+``storage_bytes`` counts the slots of a store; this counts the tokens of texts.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvbook.accounting.formats import Format, bytes_of, parse_format
 from kvbook.accounting.geometry import CacheGeometry
 from kvbook.accounting.layers import Layer
-from kvbook.accounting.units import check_count
+from kvbook.accounting.units import check_count, in_words, quoted
 
 BLOCK_TABLE_ENTRY_BYTES = 4  # a block number is a 32-bit integer
 STATE_BITS = 32  # recurrent states are kept in float32, as their accumulators are
@@ -19,6 +21,10 @@ STATE_BITS = 32  # recurrent states are kept in float32, as their accumulators a
 @dataclass(frozen=True)
 class CacheSize:
     """The bytes of a cache for ``batch`` sequences of ``tokens`` tokens, on one device.
+
+    ``devices`` share each layer's heads (tensor parallelism), ``dp`` groups of devices share the
+    sequences (data parallelism), and ``cp`` devices share the tokens of each sequence (context
+    parallelism, token by token in turn). Where a share is not whole, this is the fullest device.
 
     *Need* holds exactly the tokens that can still be read: a windowed layer at most W.
     *Reservation* is what an engine with one pool of blocks sets aside: whole blocks of
@@ -37,7 +43,31 @@ class CacheSize:
     batch: int
     format: Format
     block_size: int
-    devices: int
+    devices: int = 1
+    dp: int = 1
+    cp: int = 1
+
+    # ---- One device's share
+
+    @property
+    def sequences(self) -> int:
+        """Sequences whose cache is on this device: a whole number, rounded up."""
+        return share(self.batch, self.dp)
+
+    def layer_bytes(self, layer: Layer, tokens: int) -> int:
+        """Bytes that ``layer`` takes here for ``tokens`` tokens of one sequence that are here."""
+        return sum(
+            tokens * kept.heads_per_device(self.devices) * self.format.vector_bytes(kept.width)
+            for kept in layer.per_token
+        )
+
+    def slots_held(self, layer: Layer, tokens: int) -> int:
+        """Entries of a sequence of ``tokens`` tokens that ``layer`` still needs, on this device."""
+        return share(layer.tokens_held(tokens), self.cp)
+
+    def slots_written(self, layer: Layer, tokens: int) -> int:
+        """Entries that ``layer`` writes for a sequence of ``tokens`` tokens, on this device."""
+        return share(replace(layer, window=None).tokens_held(tokens), self.cp)
 
     # ---- Totals
 
@@ -52,32 +82,42 @@ class CacheSize:
     @property
     def need(self) -> dict[str, int]:
         """Bytes needed, by what they hold: keys, values, latents, index keys, scales, …"""
-        return self._items(self.batch, lambda layer: layer.tokens_held(self.tokens))
+        return self._items(self.sequences, lambda layer: self.slots_held(layer, self.tokens))
 
     @property
     def reservation(self) -> dict[str, int]:
         """Bytes reserved, by what they hold."""
-        slots = blocks_for(self.tokens, self.block_size) * self.block_size
-        return self._items(self.batch, lambda layer: slots)
+        here = share(self.tokens, self.cp)
+        slots = blocks_for(here, self.block_size) * self.block_size
+        return self._items(self.sequences, lambda layer: layer.entries_reserved(slots))
+
+    @property
+    def need_bytes_stored_once(self) -> int | None:
+        """Need if keys that serve as values were stored once; ``None`` where there are none."""
+        once = self.geometry.stored_once
+        return None if once is None else replace(self, geometry=once).need_bytes
 
     # ---- Slopes: one sequence, all layers
 
     @property
     def bytes_per_token(self) -> int:
-        """What a token adds while every layer still grows."""
-        return sum(self._items(1, lambda layer: 1).values())
+        """What a token adds while every layer still grows; on average, where entries are rarer."""
+        period = self.geometry.period
+        return per_token(self._items(1, lambda layer: layer.entries_of(period)), period)
 
     @property
     def bytes_per_token_beyond_windows(self) -> int:
         """What a token adds once every window is full."""
-        return sum(self._items(1, lambda layer: 1 if layer.window is None else 0).values())
+        period = self.geometry.period
+        grown = self._items(1, lambda layer: layer.entries_of(period) * (layer.window is None))
+        return per_token(grown, period)
 
     @property
     def next_token_bytes(self) -> int:
-        """What one more token adds to one sequence at this length."""
+        """What one more token adds to one sequence at this length, on the fullest device."""
 
         def growth(layer: Layer) -> int:
-            return layer.tokens_held(self.tokens + 1) - layer.tokens_held(self.tokens)
+            return self.slots_held(layer, self.tokens + 1) - self.slots_held(layer, self.tokens)
 
         return sum(self._items(1, growth).values())
 
@@ -86,7 +126,8 @@ class CacheSize:
     @property
     def window_bytes_full(self) -> int:
         """Need of the windowed layers once their windows are full."""
-        return sum(self._items(self.batch, lambda layer: layer.window or 0).values())
+        full = self._items(self.sequences, lambda layer: share(layer.window or 0, self.cp))
+        return sum(full.values())
 
     @property
     def constant_state_bytes(self) -> int | None:
@@ -97,7 +138,7 @@ class CacheSize:
                 return None
             numbers = sum(kept.heads_per_device(self.devices) * kept.width for kept in layer.state)
             total += layers * bytes_of(numbers * STATE_BITS)
-        return self.batch * total
+        return self.sequences * total
 
     @property
     def expanded_bytes_per_token(self) -> int | None:
@@ -107,12 +148,15 @@ class CacheSize:
         """
         if not self.geometry.count("latent"):
             return None
-        return sum(self._items(1, lambda layer: 1, expanded=True).values())
+        period = self.geometry.period
+        grown = self._items(1, lambda layer: layer.entries_of(period), expanded=True)
+        return per_token(grown, period)
 
     @property
     def block_table_bytes(self) -> int:
         """One block number per block of each sequence; all layers share the table."""
-        return self.batch * blocks_for(self.tokens, self.block_size) * BLOCK_TABLE_ENTRY_BYTES
+        here = share(self.tokens, self.cp)
+        return self.sequences * blocks_for(here, self.block_size) * BLOCK_TABLE_ENTRY_BYTES
 
     # ---- In words
 
@@ -149,22 +193,42 @@ def cache_size(
     dtype: str | Format = "bfloat16",
     block_size: int = 16,
     devices: int = 1,
+    dp: int = 1,
+    cp: int = 1,
 ) -> CacheSize:
-    """The cache of ``batch`` sequences with ``tokens`` tokens each.
+    """The cache of ``batch`` sequences with ``tokens`` tokens each, on one device.
 
     ``dtype`` is a name (``"bf16"``, ``"int4"``), bits (``"4bit"``) or a ``Format``. ``devices``
-    share the model by tensor parallelism; the answer is for one of them.
+    share the heads of each layer (tensor parallelism), ``dp`` groups of devices the sequences,
+    ``cp`` devices the tokens of each sequence.
 
-    Raises ``ValueError`` for a count below 1, an unknown dtype, or a group that does not divide
-    a head's width.
+    Raises ``ValueError`` for a geometry of another type (a name is not one), a count below 1, an
+    unknown dtype, or a group that does not divide a head's width.
     """
-    check_count("tokens", tokens)
-    check_count("batch", batch)
-    check_count("block_size", block_size)
-    check_count("devices", devices)
-    size = CacheSize(geometry, tokens, batch, parse_format(dtype), block_size, devices)
+    if not isinstance(geometry, CacheGeometry):
+        way_out = (
+            f"gallery_model({geometry!r:.60}).geometry" if isinstance(geometry, str)
+            else "CacheGeometry.from_hf(config), or gallery_model(name).geometry"
+        )  # fmt: skip
+        raise ValueError(f"geometry must be a CacheGeometry, got {quoted(geometry)}; use {way_out}")
+    counts = {"tokens": tokens, "batch": batch, "block_size": block_size}
+    counts |= {"devices": devices, "dp": dp, "cp": cp}
+    for name, number in counts.items():
+        check_count(name, number)
+    size = CacheSize(geometry, tokens, batch, parse_format(dtype), block_size, devices, dp, cp)
     _ = size.bytes_per_token  # a group that does not fit is an error now, not when read
     return size
+
+
+def per_token(grown: dict[str, int], period: int) -> int:
+    """Bytes per token of what ``period`` tokens add, rounded up to a whole byte."""
+    return -(-sum(grown.values()) // period)
+
+
+def check_size(size: object) -> None:
+    """Raise ``ValueError`` for what is not a ``CacheSize``."""
+    if not isinstance(size, CacheSize):
+        raise ValueError(f"size must be a CacheSize, got {quoted(size)}; use cache_size(…)")
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
@@ -172,12 +236,17 @@ def blocks_for(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
+def share(whole: int, parts: int) -> int:
+    """The largest of ``parts`` shares of a whole that are as equal as they can be."""
+    return -(-whole // parts)
+
+
 def assumptions(size: CacheSize) -> list[str]:
     geometry = size.geometry
     windowed = geometry.count("window") > 0
     words = [
         size.format.describe(),
-        f"need: {in_words(size.batch, 'sequence')}, each with {in_words(size.tokens, 'token')}"
+        f"need: {each(size)}"
         + (", of which windowed layers hold at most W, the newest included" if windowed else ""),
         f"reservation: whole blocks of {in_words(size.block_size, 'token')} for each sequence"
         + (", windowed layers charged in full" if windowed else ""),
@@ -186,12 +255,23 @@ def assumptions(size: CacheSize) -> list[str]:
         words.append("a latent layer stores one vector per token and no values")
     if any(kept.name == "index keys" for layer, _ in geometry.groups for kept in layer.per_token):
         words.append("index keys have the cache's format; engines may choose another for them")
+    words += geometry.assumptions
     if geometry.count("recurrent"):
         words.append("recurrent state is counted in float32, and a convolution keeps k - 1 inputs")
     if size.devices > 1:
         words.append(
             f"sizes are for one of {size.devices:,} devices, with KV heads / {size.devices:,} "
             "rounded up; where there are fewer heads than devices, heads and latents are repeated"
+        )
+    if size.dp > 1:
+        words.append(
+            f"{in_words(size.dp, 'group')} of devices share the sequences; this device has "
+            f"{in_words(size.sequences, 'sequence')}"
+        )
+    if size.cp > 1:
+        words.append(
+            f"{in_words(size.cp, 'device')} share the tokens of each sequence in turn; need, "
+            "reservation and windows are those of the fullest; states are on each of them"
         )
     if geometry.max_positions is not None and size.tokens > geometry.max_positions:
         words.append(
@@ -220,6 +300,8 @@ def exclusions(size: CacheSize) -> list[str]:
     return words
 
 
-def in_words(count: int, noun: str) -> str:
-    """A count and its noun: 1 token, 2 tokens."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def each(size: CacheSize) -> str:
+    """The batch in words."""
+    if size.batch == 1:
+        return f"1 sequence with {in_words(size.tokens, 'token')}"
+    return f"{size.batch:,} sequences, each with {in_words(size.tokens, 'token')}"

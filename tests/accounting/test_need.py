@@ -14,13 +14,15 @@ from kvbook.accounting.geometry import CacheGeometry
 from kvbook.accounting.layers import (
     Kept,
     Layer,
+    compressed_layer,
+    cross_layer,
     empty_layer,
     full_layer,
     latent_layer,
     recurrent_layer,
     window_layer,
 )
-from kvbook.accounting.size import cache_size
+from kvbook.accounting.need import cache_size
 from kvbook.cache import DenseStore
 from kvbook.cache.layer_kind import LayerKind
 from kvbook.config import ModelConfig
@@ -203,6 +205,78 @@ def test_states_are_shared_by_heads() -> None:
     assert cache_size(geometry(layer), 1, devices=2).constant_state_bytes == 2 * 30 * 4
 
 
+@pytest.mark.parametrize(("batch", "groups", "here"), [(8, 4, 2), (7, 4, 2), (3, 4, 1)])
+def test_groups_of_devices_share_the_sequences(batch: int, groups: int, here: int) -> None:
+    size = cache_size(geometry(FULL), 10, batch, dp=groups)
+    assert size.sequences == here
+    assert size.need_bytes == here * 10 * 48
+    assert size.block_table_bytes == here * 4
+
+
+def test_devices_share_the_tokens_of_a_sequence() -> None:
+    """101 tokens on 4 devices, one after the other: 26 on the fullest; of a window of 10, 3."""
+    size = cache_size(geometry(FULL, WINDOW), 101, cp=4)
+    assert size.need_bytes == 26 * 48 + 3 * 32
+    assert size.reserved_bytes == 32 * (48 + 32)
+    assert size.window_bytes_full == 3 * 32
+    assert size.next_token_bytes == 0  # token 102 goes to the second device
+    assert cache_size(geometry(FULL, WINDOW), 104, cp=4).next_token_bytes == 48
+
+
+def test_latents_can_be_shared_by_tokens_and_not_by_heads() -> None:
+    whole, heads, tokens = (
+        cache_size(geometry(LATENT), 1_000, **share).need_bytes
+        for share in ({}, {"devices": 8}, {"cp": 8})
+    )
+    assert whole == heads == 8 * tokens
+
+
+def test_shares_are_named() -> None:
+    size = cache_size(geometry(FULL), 10, 5, dp=2, cp=3)
+    assert "2 groups of devices share the sequences; this device has 3 sequences" in (
+        size.assumptions
+    )
+    assert any(words.startswith("3 devices share the tokens") for words in size.assumptions)
+
+
+# ---- Entries that tokens share, sources, and keys that serve as values
+
+
+def test_tokens_that_share_an_entry() -> None:
+    """4 tokens make an entry of 64 elements: 128 bytes; a rest makes none."""
+    sizes = {n: cache_size(geometry(compressed_layer(4, 64)), n) for n in (3, 4, 7, 8, 100)}
+    assert [size.need_bytes for size in sizes.values()] == [0, 128, 128, 256, 25 * 128]
+    assert {size.bytes_per_token for size in sizes.values()} == {32}
+    assert [sizes[n].next_token_bytes for n in (3, 4, 7)] == [128, 0, 128]
+    assert sizes[100].reserved_bytes == 28 * 128  # the entries of 112 tokens, 7 blocks of 16
+
+
+def test_a_mean_that_is_not_whole_is_rounded_up() -> None:
+    layers = compressed_layer(3, 1), compressed_layer(2, 1)  # 2 / 3 + 2 / 2 bytes per token
+    assert cache_size(geometry(*layers), 6).bytes_per_token == 2
+
+
+def test_a_source_is_constant_while_the_answer_grows() -> None:
+    cross = cross_layer(20, 1, 8, 8)  # 20 · 32 bytes
+    short, long = (cache_size(geometry(FULL, cross), n) for n in (1, 1_000))
+    assert short.need_bytes == 48 + 640
+    assert long.need_bytes == 48_000 + 640
+    assert long.reserved_bytes == 1_008 * 48 + 20 * 32
+    assert long.bytes_per_token == long.bytes_per_token_beyond_windows == 48
+
+
+def test_keys_that_serve_as_values_once_and_twice() -> None:
+    size = cache_size(geometry(full_layer(2, 8, 8).with_keys_as_values(), FULL), 10, 3)
+    assert size.need_bytes == 3 * 10 * (64 + 48)
+    assert size.need_bytes_stored_once == 3 * 10 * (32 + 48)
+    assert cache_size(geometry(FULL), 10).need_bytes_stored_once is None
+
+
+def test_what_the_reading_took_for_granted_is_said() -> None:
+    shape = CacheGeometry("toy", (FULL,), assumptions=("head_dim = 8 is stated by the caller",))
+    assert "head_dim = 8 is stated by the caller" in cache_size(shape, 1).assumptions
+
+
 # ---- Words
 
 
@@ -271,7 +345,7 @@ def test_a_model_of_ours_allocates_what_is_counted(window: int | None) -> None:
 # ---- Bad input
 
 
-@pytest.mark.parametrize("name", ["tokens", "batch", "block_size", "devices"])
+@pytest.mark.parametrize("name", ["tokens", "batch", "block_size", "devices", "dp", "cp"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8", True, None])
 def test_counts_are_positive_whole_numbers(name: str, value: object) -> None:
     arguments: dict[str, Any] = {"tokens": 1, name: value}

@@ -1,0 +1,129 @@
+"""Config files that are no configs, and values that are no sizes: each refused with its name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbook.accounting.geometry import CacheGeometry
+from kvbook.accounting.need import cache_size
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4_096,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8_192,
+}  # fmt: skip
+GEMMA3 = {
+    **LLAMA, "model_type": "gemma3_text", "num_hidden_layers": 8, "head_dim": 256,
+    "sliding_window": 512, "sliding_window_pattern": 3,
+}  # fmt: skip
+MLA = {
+    "model_type": "deepseek_v3", "num_hidden_layers": 61, "num_attention_heads": 128,
+    "hidden_size": 7_168, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}  # fmt: skip
+
+
+def per_token(fields: dict[str, Any]) -> int:
+    return cache_size(CacheGeometry.from_hf(fields), 1).bytes_per_token
+
+
+# ---- Files
+
+
+def test_a_path_a_folder_and_the_content_are_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA))
+    read = [CacheGeometry.from_hf(source) for source in (LLAMA, file, str(file), tmp_path)]
+    assert read == [read[0]] * 4
+    assert read[0].name == "llama"
+
+
+@pytest.mark.parametrize("name", ["text_config", "language_config", "llm_config"])
+def test_a_nested_language_model(name: str) -> None:
+    """What stands beside it belongs to other parts, whether it repeats a name or not."""
+    outer = {"model_type": "several", "hidden_size": 1, "head_dim": 1, name: LLAMA}
+    assert per_token(outer) == 131_072
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not JSON"),
+        ("{'a': 1}", "is not JSON"),
+        ("[1, 2]", "holds list, not an object"),
+        ("null", "holds NoneType, not an object"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"num_hidden_layers": ' + "9" * 5_000 + "}", "is not JSON"),
+        ('{"n_layer": 2, "n_layer": 3}', "'n_layer' stands there twice, as 2 and as 3"),
+    ],
+    ids=["empty", "not JSON", "a list", "null", "too deep", "too long", "repeated"],
+)
+def test_a_file_that_is_no_config(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=rf"config\.json.*{message}"):
+        CacheGeometry.from_hf(file)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"\xff\xfe\x00\x81" * 10)
+    with pytest.raises(ValueError, match=r"safetensors is not JSON.*give a Hugging Face config"):
+        CacheGeometry.from_hf(file)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(ValueError, match=r"cannot read .*: No such file"):
+            CacheGeometry.from_hf(path)
+
+
+# ---- Not a positive whole number
+
+
+SIZES = [
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "max_position_embeddings", "v_head_dim",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("value", [0, -1, 2.0, 2.5, "8", True, {"a": 1}, 10**12, 10**4_000])
+def test_sizes_are_positive_whole_numbers(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be .*from 1 to [\d,]+, got"):
+        CacheGeometry.from_hf({**LLAMA, name: value})
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, "8", 10**12])
+def test_so_are_windows_and_latents(value: object) -> None:
+    with pytest.raises(ValueError, match="sliding_window must be"):
+        CacheGeometry.from_hf({**GEMMA3, "sliding_window": value})
+    with pytest.raises(ValueError, match="kv_lora_rank must be"):
+        CacheGeometry.from_hf({**MLA, "kv_lora_rank": value})
+
+
+def test_so_is_each_item_of_a_list() -> None:
+    with pytest.raises(ValueError, match=r"num_key_value_heads\[2\] must be .* got 'x'"):
+        CacheGeometry.from_hf({**LLAMA, "num_key_value_heads": [8, 8, "x", *[8] * 29]})
+
+
+def test_ten_thousand_layers_are_enough() -> None:
+    with pytest.raises(ValueError, match=r"num_hidden_layers must be from 1 to 10,000, got 10,001"):
+        CacheGeometry.from_hf({**LLAMA, "num_hidden_layers": 10_001})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_types": 3}, r"layer_types must have an entry for each layer, got 3"),
+        ({"full_attn_idxs": 3}, r"full_attn_idxs must be a list of layers, got 3"),
+        ({"full_attn_idxs": ["x"]}, r"a layer in full_attn_idxs must be .* got 'x'"),
+        ({"use_sliding_window": "no"}, r"use_sliding_window must be true or false, got 'no'"),
+        ({"multi_query": 1}, r"multi_query must be true or false, got 1"),
+        ({"text_config": 3}, r"text_config must be an object.*got 3"),
+    ],
+)
+def test_wrong_types(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CacheGeometry.from_hf({**LLAMA, "model_type": "other", **fields})
