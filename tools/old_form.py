@@ -5,13 +5,5 @@ although it keeps every rule. When the set is empty, this file goes.
 """
 
 OLD_FORM = {
-    "02-causal-proof",
-    #
-    "03-appending-one-entry",
-    #
-    "06-memory-wall",
-    #
-    "09-quantized-caches",
-    #
     "11-prefix-caching",
 }
