@@ -231,7 +231,7 @@ WRONG: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("tokens", WRONG, ids=lambda x: f"{type(x).__name__} {x!r:.30}")
+@pytest.mark.parametrize("tokens", WRONG, ids=lambda x: type(x).__name__)
 def test_anything_else_is_refused_and_quoted(tokens: Any) -> None:
     prefix = new()
     sequence = computed(prefix, numbers(3))
