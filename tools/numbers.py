@@ -28,7 +28,6 @@ from nbformat import NotebookNode
 
 from tools import notebooks, number_words, numerals, prose, reading, units
 from tools.numerals import Numeral
-from tools.old_form import OLD_FORM
 
 LOCK = notebooks.ROOT / "tests" / "numbers.lock"
 HEADER = (
@@ -169,9 +168,7 @@ def bind(
 def bind_chapter(chapter: str, notebook: NotebookNode) -> tuple[list[str], list[str]]:
     """The same as `bind`, from the notebook itself."""
     try:
-        cells = numerals_of(notebook)
-        if chapter not in OLD_FORM:
-            cells = sorted(cells + spoken_of(notebook), key=lambda item: item[0])
+        cells = sorted(numerals_of(notebook) + spoken_of(notebook), key=lambda item: item[0])
         return bind(chapter, cells, evidence_of(notebook))
     except SyntaxError as error:
         raise ValueError(f"{chapter}: a code cell is not Python: {error}") from error

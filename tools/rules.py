@@ -31,7 +31,7 @@ RULES: tuple[Callable[[Chapter], list[str]], ...] = (
     *(text.questions, text.details_render, text.links),
 )
 
-# These hold for the chapters that are not in tools.old_form.
+# What makes a chapter teach first and prove beside it.
 FORM: tuple[Callable[[Chapter], list[str]], ...] = (
     *(form.sections_in_order, form.first_screen, form.in_short, form.takeaways),
     *(form.setup_folded, form.fold_tags, form.proofs_beside, form.evidence_announced),

@@ -10,10 +10,8 @@ from oracles.sample_chapter import ALT, sample, stdout
 
 from tools import exercises, folding, form_rules, notebooks, number_rules, reading, rules
 from tools.chapter import Chapter, load
-from tools.old_form import OLD_FORM
 
 CHAPTERS = sorted(notebooks.BOOK.glob("*.ipynb"))
-NEW = [path for path in CHAPTERS if path.stem not in OLD_FORM]
 Rule = Callable[[Chapter], list[str]]
 Spoil = Callable[[NotebookNode], None]
 
@@ -30,22 +28,14 @@ def cell(notebook: NotebookNode, name: str) -> NotebookNode:
 
 
 @pytest.mark.parametrize("rule", rules.FORM, ids=lambda rule: rule.__name__)
-@pytest.mark.parametrize("path", NEW, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 def test_chapter_keeps_form(path: Path, rule: Rule) -> None:
     assert rule(load(path, "")) == []
 
 
-@pytest.mark.parametrize("path", NEW, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 def test_checks_know_right_from_wrong(path: Path) -> None:
     assert [(e.name, fault) for e, fault in exercises.judged(load(path, ""))] == []
-
-
-def test_the_set_of_old_chapters_shrinks() -> None:
-    """Each name in it is a chapter, and one that still breaks a rule."""
-    names = {path.stem: path for path in CHAPTERS}
-    assert set(names) >= OLD_FORM
-    for name in OLD_FORM:
-        assert any(rule(load(names[name], "")) for rule in rules.FORM), f"take {name} out"
 
 
 # The rules ---------------------------------------------------------------------------------------
