@@ -61,9 +61,11 @@ def read_gguf(path: Path) -> dict[str, Any]:
             f"python -m pip install {error.name}"
         ) from error
     try:
-        return GGUFFile(path).metadata
+        path.open("rb").close()
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        return GGUFFile(path).metadata
     except ValueError as error:
         raise ValueError(f"cannot read {path} as GGUF: {error}") from error
 

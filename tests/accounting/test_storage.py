@@ -133,7 +133,7 @@ CODECS = {"int8": INT8, "int4": INT4, "float8": FLOAT8, "float4": FLOAT4}
 @pytest.mark.parametrize("name", CODECS)
 def test_a_format_of_a_codecs_name_is_what_its_store_allocates(name: str, cache: str) -> None:
     """One truth for both: whatever the type of the cache, whose type the scales have."""
-    store = quantized(CODECS[name])(2, 3, 5, 24, 64, 32, TYPES[cache])
+    store = quantized(CODECS[name])(LayerKind(5, 64, 32, TYPES[cache]), 2, 3, 24)
     form = store_format(name, cache)
     assert store.allocated_bytes == sum(storage_bytes(2, 3, 5, 24, 64, 32, form).values())
     # and what cache_size says of as many tokens
@@ -148,10 +148,11 @@ def test_a_format_by_its_name_is_that_of_a_16_bit_cache(name: str) -> None:
 
 @pytest.mark.parametrize("name", CODECS)
 def test_other_tiles_have_the_bytes_of_their_stores(name: str) -> None:
-    wide = quantized(CODECS[name].grouped(16))(1, 2, 3, 32, 64, 64, torch.bfloat16)
+    kind = LayerKind(3, 64, 64, torch.bfloat16)
+    wide = quantized(CODECS[name].grouped(16))(kind, 1, 2, 32)
     form = FORMATS[name].with_group(16)
     assert wide.allocated_bytes == sum(storage_bytes(1, 2, 3, 32, 64, 64, form).values())
-    tall = quantized(CODECS[name].per_channel(8))(1, 2, 3, 32, 64, 64, torch.bfloat16)
+    tall = quantized(CODECS[name].per_channel(8))(kind, 1, 2, 32)
     form = FORMATS[name].per_channel(8)
     assert tall.allocated_bytes == sum(storage_bytes(1, 2, 3, 32, 64, 64, form).values())
 

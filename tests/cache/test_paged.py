@@ -58,7 +58,7 @@ class Schedule:
         cache = model.new_paged_cache(3, *pools, store=stored.make, tail=stored.tail)
         lists = list_cache(PLACEMENTS["paged, blocks of 4"], stored, model, 3)
         self.twins, self.pool, self.size, self.rnd = Twins(model, cache, lists), pools[0], size, rnd
-        self.exact = stored.tail == 0 and stored.write_size == 1  # blocks follow tokens at once
+        self.exact = stored.tail == 0 and stored.tile == 1  # blocks follow tokens at once
         self.freed: set[int] = set()
         self.visits: Counter[str] = Counter()
         self.into_shared = False
