@@ -54,7 +54,11 @@ class Placement:
         raise NotImplementedError
 
     def plan(self, step: Step) -> Plan:
-        """Where the new tokens of a step go, and what it reads."""
+        """Where the new tokens of a step go, and what it reads.
+
+        Any order will do, except where the text begins: at a common start of 0 the slots are read
+        in the order of positions, and the mask says no more than "causal".
+        """
         raise NotImplementedError
 
     def select(self, rows: Sequence[int], lengths: Sequence[int]) -> int:
