@@ -59,7 +59,7 @@ class Contiguous(Placement):
         self._mark_dirty(step.rows, stop)
         positions = self._positions(stop, step.device)
         target, read = (rows, slice(start, stop)), (rows, slice(0, stop))
-        return Plan((EVERYTHING, EVERYTHING), target, read, positions)
+        return Plan((EVERYTHING, EVERYTHING), target, read, positions, in_order=True)
 
     def _ragged(self, step: Step) -> Plan:
         """Row b adds the last ``counts[b]`` of T left-padded tokens at slot ``starts[b]``."""

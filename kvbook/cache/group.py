@@ -95,7 +95,7 @@ class CacheGroup:
     def prepare(self, step: Step) -> None:
         """Settle slots and mask of one forward pass, before its first layer."""
         plan = self._plan_step(step)
-        self._mask = attention_mask(step, plan.positions, self.kind)
+        self._mask = attention_mask(step, plan.positions, self.kind, plan.in_order)
         self._plan = plan
 
     def _plan_step(self, step: Step) -> Plan:

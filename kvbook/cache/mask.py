@@ -21,16 +21,19 @@ class AttentionMask:
     is_causal: bool
 
 
-def attention_mask(step: Step, positions: Tensor, kind: LayerKind) -> AttentionMask:
+def attention_mask(
+    step: Step, positions: Tensor, kind: LayerKind, in_order: bool
+) -> AttentionMask:
     """What the new tokens of ``step`` see of keys at ``positions`` (1 or B, S).
 
-    The keys must hold every visible position once. From Python integers alone follows whether a
-    mask is needed; no tensor is inspected.
+    The keys must hold every visible position once. ``in_order`` says that they ascend, so that a
+    text's first pass can be called causal. From Python values alone follows whether a mask is
+    needed; no tensor is inspected.
     """
     start, T, S = step.common_start, step.T, positions.shape[1]
     if start is not None and T == 1 and visible_count(start + 1, kind.window, kind.sinks) == S:
         return AttentionMask(positions, None, False)  # as many keys as are visible: they all are
-    if start == 0 and S == T and (kind.window is None or kind.window >= T):
+    if in_order and start == 0 and S == T and (kind.window is None or kind.window >= T):
         return AttentionMask(positions, None, True)  # queries and keys are the same tokens
     return AttentionMask(positions, full_mask(step, positions, kind), False)
 

@@ -52,7 +52,7 @@ class InBlocks(Placement):
         source, (row, position) = ragged_indices(step.columns, step.new_positions, step.device)
         if step.common_start is not None:
             positions = positions[:1]
-        return Plan(source, (0, slots[row, position]), (0, slots), positions)
+        return Plan(source, (0, slots[row, position]), (0, slots), positions, in_order=True)
 
     def slots_of(self, row: int, length: int, device: torch.device) -> Where:
         slots, _ = self._slots([0] * row + [length], device)

@@ -28,6 +28,7 @@ class Plan:
     positions: Tensor  # (1 or B, S) int64: what the slots that are read hold
     stale: list[Run] = field(default_factory=list)  # read without a token: to be zero before
     copies: list[tuple[list[int], list[int]]] = field(default_factory=list)  # slots, from and to
+    in_order: bool = False  # whether what is read stands in the order of positions
 
     def write_and_read(
         self, store: Store, layer: int, keys: Tensor, values: Tensor
@@ -54,11 +55,7 @@ class Placement:
         raise NotImplementedError
 
     def plan(self, step: Step) -> Plan:
-        """Where the new tokens of a step go, and what it reads.
-
-        Any order will do, except where the text begins: at a common start of 0 the slots are read
-        in the order of positions, and the mask says no more than "causal".
-        """
+        """Where the new tokens of a step go, and what it reads."""
         raise NotImplementedError
 
     def select(self, rows: Sequence[int], lengths: Sequence[int]) -> int:

@@ -26,7 +26,8 @@ class Recompute:
         """As ``KVCache.reserve``, for rows that are always empty."""
         step = Step(self.lengths, tuple(counts), T, self.device)
         self._masks = {
-            kind: attention_mask(step, step.positions, kind) for kind in set(self.layer_kinds)
+            kind: attention_mask(step, step.positions, kind, in_order=True)
+            for kind in set(self.layer_kinds)
         }
         return step.positions
 

@@ -76,11 +76,13 @@ class Ring(Placement):
             # Nothing is overwritten that a new token still sees.
             self._let_go_before(step.ends)
             positions, stale = self._read(step.ends, step)
-            return Plan(source, target, self._slots_read(step.ends), positions, stale)
+            read = self._slots_read(step.ends)
+            return Plan(source, target, read, positions, stale, in_order=step.common_start == 0)
         positions, stale = self._read(step.starts, step)
         self._let_go_before(step.ends)
         both = torch.cat([positions, step.positions.expand(len(positions), -1)], 1)
-        return OldThenNew(source, target, self._slots_read(step.starts), both, stale)
+        read = self._slots_read(step.starts)
+        return OldThenNew(source, target, read, both, stale, in_order=step.common_start == 0)
 
     def check_truncate(self, lengths: Sequence[int]) -> None:
         """Raise ``ValueError`` if a token that is still in the window was overwritten."""
