@@ -4,15 +4,16 @@ import json
 import pickle
 import shutil
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from oracles.folders import change, set_config
 from oracles.reference import BY_NAME, save
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from kvbook import UnsupportedModelError, WeightFileError, load_folder
 from kvbook.model import weights
@@ -20,33 +21,6 @@ from kvbook.model.gguf_file import GGUFFile
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("originals")
-    names = [
-        "llama-gqa", "llama-tied", "qwen2", "qwen3", "deepseek-v2",
-        "deepseek-v2-one-query-projection", "deepseek-v3", "deepseek-v3-halves",
-    ]  # fmt: skip
-    return {name: save(BY_NAME[name].build(), root / name) for name in names}
-
-
-@pytest.fixture
-def folder(originals: dict[str, Path], tmp_path: Path) -> Path:
-    """A llama model of 3 layers, C = 32, H = 4, Hkv = 2, D = 8, F = 56, V = 97, to be spoiled."""
-    return Path(shutil.copytree(originals["llama-gqa"], tmp_path / "model"))
-
-
-def change(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    edit(tensors)
-    save_file(tensors, path)
-
-
-def set_config(folder: Path, **fields: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 # What is loaded

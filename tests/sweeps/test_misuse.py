@@ -18,7 +18,7 @@ import pytest
 
 import kvbook
 from kvbook import measure
-from sweeps.good_calls import GOOD
+from sweeps.good_measures import GOOD
 from sweeps.wrong_values import fault_of, names_of, run, wrong_values
 
 LONG = bool(os.environ.get("KVBOOK_LONG_TESTS"))
