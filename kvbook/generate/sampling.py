@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbook.cache.store import usable_device
+from kvbook.model.target import usable_device
 
 REACHED = 1 - 1e-9  # a running sum of rounded probabilities reaches p if it reaches this part of it
 
@@ -140,8 +140,6 @@ def seeded(seeds: Sequence[int], device: torch.device | str = "cpu") -> list[tor
         if type(seed) is not int or not 0 <= seed < 2**63:
             raise ValueError(f"a seed must be an integer from 0 to 2**63 - 1, got {seed!r:.60}")
     where = usable_device(device)
-    if where.type == "meta":
-        raise ValueError(f"nothing is drawn on {device!r}; use the device of the logits")
     return [torch.Generator(where).manual_seed(seed) for seed in seeds]
 
 
