@@ -54,7 +54,7 @@ weights: .venv/.all
 test: weights
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PY) -m pytest -n 2
+	$(PY) -m pytest
 	$(PY) -m tools.notebooks test
 
 execute: weights
