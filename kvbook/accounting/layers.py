@@ -66,9 +66,9 @@ class Layer:
         """Entries that ``tokens`` more tokens add while no window is full."""
         return 0 if self.source_tokens is not None else tokens // self.every
 
-    def entries_reserved(self, slots: int) -> int:
-        """Entries set aside for a text that has ``slots`` slots, windows left aside."""
-        return -(-slots // self.every) if self.source_tokens is None else self.source_tokens
+    def tokens_kept_of(self, tokens: int) -> int:
+        """Tokens that have a place here, windows left aside: those of the text or of the source."""
+        return tokens if self.source_tokens is None else self.source_tokens
 
     def with_index_keys(self, width: int) -> "Layer":
         """The same layer with the keys of a sparse-attention indexer: one vector per token."""

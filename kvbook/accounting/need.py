@@ -28,7 +28,8 @@ class CacheSize:
 
     *Need* holds exactly the tokens that can still be read: a windowed layer at most W.
     *Reservation* is what an engine with one pool of blocks sets aside: whole blocks of
-    ``block_size`` tokens for each sequence, and windowed layers charged in full.
+    ``block_size`` tokens for each sequence (of a source that cross-attention reads too), and
+    windowed layers charged in full.
 
     Sizes in bytes are of the whole batch; slopes in bytes per token are of one sequence.
 
@@ -69,6 +70,11 @@ class CacheSize:
         """Entries that ``layer`` writes for a sequence of ``tokens`` tokens, on this device."""
         return share(replace(layer, window=None).tokens_held(tokens), self.cp)
 
+    def slots_reserved(self, layer: Layer) -> int:
+        """Entries set aside in ``layer``: those of whole blocks of tokens, of text or source."""
+        here = share(layer.tokens_kept_of(self.tokens), self.cp)
+        return share(blocks_for(here, self.block_size) * self.block_size, layer.every)
+
     # ---- Totals
 
     @property
@@ -87,9 +93,7 @@ class CacheSize:
     @property
     def reservation(self) -> dict[str, int]:
         """Bytes reserved, by what they hold."""
-        here = share(self.tokens, self.cp)
-        slots = blocks_for(here, self.block_size) * self.block_size
-        return self._items(self.sequences, lambda layer: layer.entries_reserved(slots))
+        return self._items(self.sequences, self.slots_reserved)
 
     @property
     def need_bytes_stored_once(self) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvbook.config.config_file import read_json
 from kvbook.config.family_defaults import with_defaults
+from kvbook.config.latent_switch import latents_switched
 from kvbook.config.parts import LatentConfig
 from kvbook.config.read_rope import rope_scaling, rope_theta
 from kvbook.config.spellings import Fields
@@ -45,7 +46,7 @@ def model_fields(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         )
     fields = Fields(with_defaults({**CLASS_DEFAULTS.get(kind, {}), **stated}))
     fields.idle(*(set(fields) - set(stated)))  # a default not asked for is no field
-    refuse_unsupported(fields)
+    refuse_unsupported(fields, kind)
     latent = latent_of(fields) if kind in LATENT else None
     n_heads = need(fields, "num_attention_heads")
     kv_heads = fields.get("num_key_value_heads")
@@ -81,8 +82,13 @@ def need(fields: Mapping[str, Any], name: str) -> Any:
     return fields[name]
 
 
-def refuse_unsupported(fields: Fields) -> None:
+def refuse_unsupported(fields: Fields, kind: str) -> None:
     """Parts that kvbook does not build, by name."""
+    if latents_switched(fields) not in (None, kind in LATENT):
+        raise UnsupportedModelError(
+            f"use_mla {fields['use_mla']} is not supported for {kind}; kvbook builds latents in "
+            f"{' and '.join(LATENT)}, and there always"
+        )
     if fields.get("hidden_act", "silu") != "silu":
         raise UnsupportedModelError(
             f"hidden_act {fields['hidden_act']!r} is not supported; kvbook's MLP is SwiGLU ('silu')"

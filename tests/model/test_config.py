@@ -356,6 +356,35 @@ def test_what_deepseek_s_classes_leave_open_is_theirs() -> None:
     assert config.latent.q_rank == 1_536
 
 
+@pytest.mark.parametrize(
+    ("fields", "switch", "message"),
+    [
+        (LLAMA, True, "has no kv_lora_rank"),
+        ({**LLAMA, "kv_lora_rank": 512}, True, "use_mla True is not supported for llama"),
+        (DEEPSEEK, False, "use_mla is false, but kv_lora_rank is 512"),
+        ({**DEEPSEEK, **dict.fromkeys(
+            ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 0)},
+         False, "use_mla False is not supported for deepseek_v3"),
+        (DEEPSEEK, "no", "use_mla must be true or false, got 'no'"),
+    ],
+)  # fmt: skip
+def test_a_switch_of_latents_says_what_the_sizes_say(
+    fields: dict[str, Any], switch: object, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.from_hf({**fields, "use_mla": switch})
+
+
+def test_a_switch_that_agrees_changes_nothing() -> None:
+    assert ModelConfig.from_hf({**DEEPSEEK, "use_mla": True}) == ModelConfig.from_hf(DEEPSEEK)
+    assert ModelConfig.from_hf({**LLAMA, "use_mla": False}) == ModelConfig.from_hf(LLAMA)
+
+
+def test_settings_of_attention_in_an_object_are_not_passed_over() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"attn_config\.kv_n_heads = 2 is not known"):
+        ModelConfig.from_hf({**LLAMA, "attn_config": {"kv_n_heads": 2}})
+
+
 @pytest.mark.parametrize("name", ["n_kv_heads", "num_query_groups", "kv_reuse", "layer_share"])
 def test_a_field_that_nothing_reads_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match=rf"{name} = 4 is not known here"):
