@@ -13,7 +13,7 @@ from kvbook.config.family_defaults import with_defaults
 from kvbook.config.latent_switch import latents_switched
 from kvbook.config.parts import LatentConfig
 from kvbook.config.read_rope import rope_scaling, rope_theta
-from kvbook.config.spellings import Fields
+from kvbook.config.spellings import Fields, flag
 from kvbook.config.unread_fields import refuse_unread
 from kvbook.errors import UnsupportedModelError
 
@@ -62,7 +62,7 @@ def model_fields(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         "norm_eps": fields.get("rms_norm_eps", 1e-6),
         "rope_theta": rope_theta(fields),
         "rope_scaling": rope_scaling(fields, scores=kind in LATENT),
-        "tied_embeddings": bool(fields.get("tie_word_embeddings", False)),
+        "tied_embeddings": flag(fields, "tie_word_embeddings"),
         **ARCHITECTURES[kind],
         "window": window_of(fields, kind),
         "latent": latent,

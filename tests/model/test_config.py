@@ -425,3 +425,30 @@ def test_what_does_not_go_with_a_latent(change: dict[str, Any], message: str) ->
     assert ModelConfig(**fields).cached_key_dim == 9
     with pytest.raises(ValueError, match=message):
         ModelConfig(**{**fields, **change})
+
+
+@pytest.mark.parametrize("name", ["norm_eps", "rope_theta"])
+@pytest.mark.parametrize("value", [0.0, -1e-5, float("nan"), float("inf"), "1e-5", True, None])
+def test_factors_are_finite_and_above_0(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be a finite number above 0, got {value!r}"):
+        ModelConfig(**{**SIZES, name: value})
+
+
+@pytest.mark.parametrize("name", ["tied_embeddings", "qkv_bias", "qk_norm"])
+@pytest.mark.parametrize("value", [1, "no", None])
+def test_flags_are_true_or_false(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be True or False, got {value!r}"):
+        ModelConfig(**{**SIZES, name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("rope_scaling", "RopeScaling"), ("latent", "LatentConfig")]
+)
+def test_parts_are_objects_of_their_kind(name: str, kind: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be a {kind} or None, got \{{'a': 1\}}"):
+        ModelConfig(**{**SIZES, name: {"a": 1}})
+
+
+def test_tied_embeddings_are_not_guessed_from_words() -> None:
+    with pytest.raises(ValueError, match="tie_word_embeddings must be true or false, got 'false'"):
+        ModelConfig.from_hf({**LLAMA, "tie_word_embeddings": "false"})

@@ -1,15 +1,12 @@
 """Every argument of every public call, given everything that is wrong for it, one at a time.
 
 Each call works as documented, or raises ``ValueError`` or ``TypeError`` with words that show the
-value, before anything has changed. Two tables are read by people: ``taken.txt`` lists which odd
-values a call takes, and is right to, or refuses in words that show another value than this one;
-``open.txt`` lists faults that are known and not mended yet.
-What is in neither is a failure. ``KVBOOK_LONG_TESTS=1`` tries the open ones as well, and fails
-where one of them has been mended but not struck from the list.
+value, before anything has changed. A table is read by people: ``taken.txt`` lists which odd
+values a call takes, and is right to, or refuses in words that show another value than this one.
+What is not in it is a failure.
 """
 
 import inspect
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,6 @@ from kvbook import measure
 from sweeps.good_measures import GOOD
 from sweeps.wrong_values import fault_of, names_of, run, wrong_values
 
-LONG = bool(os.environ.get("KVBOOK_LONG_TESTS"))
 HERE = Path(__file__).parent
 
 # Public, but called by kvbook's own parts only, with what those parts have checked.
@@ -58,7 +54,7 @@ def table(file: str) -> dict[tuple[str, str], set[str]]:
     return found
 
 
-TAKEN, OPEN = table("taken.txt"), table("open.txt")
+TAKEN = table("taken.txt")
 LABELS = list(wrong_values())
 
 
@@ -72,22 +68,17 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("call", GOOD)
 def test_a_wrong_argument_is_refused_by_name(call: str) -> None:
-    faults, mended = [], []
+    faults = []
     for argument in GOOD[call]().arguments:
         taken = TAKEN.get((call, argument), set())
-        known = OPEN.get((call, argument), set())
-        for label in LABELS if LONG else [label for label in LABELS if label not in known]:
+        for label in LABELS:
             if (call, argument, label) in SLOW:
                 continue
             fault = fault_of(GOOD[call], argument, label)
             own_words = fault is not None and "does not quote" in fault
-            right = fault is None or (label in taken and (fault == "" or own_words))
-            if label in known:
-                mended += [f"{argument} = {label}"] if right else []
-            elif not right:
+            if fault is not None and not (label in taken and (fault == "" or own_words)):
                 faults.append(f"{argument} = {label}: {fault or 'taken without a word'}")
     assert not faults, "\n".join(faults)
-    assert not mended, "mended; strike from open.txt: " + ", ".join(mended)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -99,12 +90,11 @@ def test_the_right_call_works(call: str) -> None:
         run(GOOD[call]())
 
 
-def test_the_tables_name_calls_arguments_and_values_that_exist() -> None:
-    for call, argument in [*TAKEN, *OPEN]:
+def test_the_table_names_calls_arguments_and_values_that_exist() -> None:
+    for call, argument in TAKEN:
         assert argument in GOOD[call]().arguments, (call, argument)
-    for labels in [*TAKEN.values(), *OPEN.values()]:
+    for labels in TAKEN.values():
         assert labels <= set(LABELS), labels - set(LABELS)
-    assert not {(key, label) for key in TAKEN.keys() & OPEN for label in TAKEN[key] & OPEN[key]}
 
 
 def public() -> dict[str, Any]:
