@@ -46,7 +46,9 @@ def read_config(
     Raises ``ValueError`` if the file cannot be read or is not one JSON object, and if two of its
     fields contradict each other.
     """
-    fields = dict(source) if isinstance(source, Mapping) else read_json(Path(source))
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise ValueError(f"overrides must be a table of fields, got {overrides!r:.60}")
+    fields = content_of(source)
     name, inner = find(fields, NESTED)
     if inner is not None:
         if not isinstance(inner, Mapping):
@@ -83,6 +85,15 @@ def unfolded(fields: dict[str, Any]) -> dict[str, Any]:
                 )
             fields[name] = value if stated is None else stated
     return fields
+
+
+def content_of(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config: themselves, or from a path or a folder."""
+    if isinstance(source, Mapping):
+        return dict(source)
+    if not isinstance(source, str | Path) or not str(source):
+        raise ValueError(f"source must be a path or the content of a config, got {source!r:.60}")
+    return read_json(Path(source))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvbook.config.config_file import read_json
+from kvbook.config.config_file import content_of
 from kvbook.config.family_defaults import with_defaults
 from kvbook.config.latent_switch import latents_switched
 from kvbook.config.parts import LatentConfig
@@ -37,7 +37,7 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
 
 def model_fields(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of ``ModelConfig``, from a ``config.json`` or its content."""
-    stated = source if isinstance(source, Mapping) else read_json(Path(source))
+    stated = content_of(source)
     kind = stated.get("model_type")
     if kind not in ARCHITECTURES:
         raise UnsupportedModelError(

@@ -375,7 +375,7 @@ def test_counts_are_positive_whole_numbers(name: str, value: object) -> None:
         (lambda: full_layer(1, -8, 8), r"width of keys must be at least 1, got -8"),
         (lambda: window_layer(0, 1, 8, 8), r"window must be at least 1, got 0"),
         (lambda: latent_layer(0, 64, 8, 8, 8), r"rank must be at least 1, got 0"),
-        (lambda: CacheGeometry("empty", ()), r"number of layers must be at least 1, got 0"),
+        (lambda: CacheGeometry("empty", ()), r"layers must name at least one layer, got \(\)"),
     ],
 )
 def test_sizes_of_layers_are_positive(make: Callable[[], object], message: str) -> None:
