@@ -52,7 +52,8 @@ def row_sizes(rnd: random.Random, tile: int) -> Sizes:
 
 def pool_sizes(rnd: random.Random, tile: int) -> Sizes:
     block = rnd.choice([2, 4, 6] if tile == 2 else [1, 2, 3, 4, 5])
-    return {"rows": rnd.randint(1, 3), "block": block, "blocks": max(3, rnd.randint(12, 50) // block)}
+    blocks = max(3, rnd.randint(12, 50) // block)
+    return {"rows": rnd.randint(1, 3), "block": block, "blocks": blocks}
 
 
 def rows_of_slots(rollback: int | None) -> Placed:

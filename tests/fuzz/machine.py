@@ -5,7 +5,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from oracles.cache_kinds import STORES
@@ -27,7 +27,7 @@ class Crash(BaseException):
 class Machine:
     """Runs the operations of one case; an operation is the method ``do_<name>``."""
 
-    WEIGHTS: dict[str, int] = {}  # how often each operation is drawn
+    WEIGHTS: ClassVar[dict[str, int]] = {}  # how often each operation is drawn
 
     def __init__(self, case: Case, tally: Tally) -> None:
         self.case, self.tally = case, tally

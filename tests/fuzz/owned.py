@@ -7,7 +7,7 @@ stood in. ``Bound`` is for tables that the test fills by hand; ``prefixed`` for 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,8 +19,10 @@ from fuzz.tally import Tally
 from fuzz.watch import close, identical, refused, same, state_of, unchanged
 from fuzz.written_out import Text
 from kvbook.cache import BlockTable, KVCache
-from kvbook.errors import OutOfBlocksError, UnfinishedStepError
+from kvbook.errors import CacheFullError, OutOfBlocksError, UnfinishedStepError
 
+# The lengths are those of the pass that failed, so a step may have no room either.
+UNFINISHED = (UnfinishedStepError, CacheFullError)
 Given = dict[str, object]
 VALUES = {"not a number": float("nan"), "large": 1e10}
 
@@ -160,7 +162,7 @@ class Owned(Machine):
         self.crash(tokens, counts, layer, late)
         if layer < self.layers - 1 or not late:
             refused("a step in an unfinished step", lambda: self.forward(tokens, counts),
-                    self.cache, UnfinishedStepError)
+                    self.cache, UNFINISHED)
         if way == "bind":
             self.bind(batch)
         elif way == "truncate":
@@ -283,7 +285,7 @@ def spoil(cache: KVCache) -> None:
 class Bound(Owned):
     """Blocks are allocated, shared and released by hand."""
 
-    WEIGHTS = {
+    WEIGHTS: ClassVar[dict[str, int]] = {
         "come": 8, "grow": 10, "run": 30, "fork": 5, "drop_back": 6, "go": 4, "fail": 6,
         "rest": 2, "poison": 8, "copy": 4, "refuse": 8,
     }  # fmt: skip

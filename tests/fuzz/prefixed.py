@@ -7,7 +7,7 @@ nothing wrong: then only the logits are compared, and how many blocks are owned.
 import random
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fuzz.case import Case
 from fuzz.kinds import prefix_over
@@ -34,7 +34,7 @@ class Stream:
 class Prefixed(Owned):
     """Sequences are begun, grown, committed, taken back and ended by a ``PrefixCache``."""
 
-    WEIGHTS = {
+    WEIGHTS: ClassVar[dict[str, int]] = {
         "come": 14, "grow": 9, "run": 26, "commit": 4, "retract": 6, "go": 8, "preempt": 3,
         "clear": 1, "serve": 6, "stream": 3, "next": 8, "close": 2, "fail": 5, "rest": 1,
         "poison": 8, "copy": 3, "refuse": 6,
@@ -266,8 +266,8 @@ class Prefixed(Owned):
         if not self.streams:
             return
         stream = self.streams[which % len(self.streams)]
-        expected = outcome(stream.expected)
         began = bool(stream.holds)
+        expected = outcome(stream.expected)
         found = outcome(stream.found)
         if found == expected and isinstance(found, int):
             self.bound, self.lengths = [], list(stream.holds)
@@ -314,8 +314,9 @@ class Prefixed(Owned):
 
     def draw_come(self, rnd: random.Random) -> Given:
         return {
-            "base": rnd.randrange(2), "n": rnd.choice([0, 2, 4, 6, 9, 12]), "own": rnd.randint(1, 4),
-            "salt": rnd.choice([0, 0, 0, 1]), "seed": rnd.choice([5, 6, rnd.randrange(1000)]),
+            "base": rnd.randrange(2), "n": rnd.choice([0, 2, 4, 6, 9, 12]),
+            "own": rnd.randint(1, 4), "salt": rnd.choice([0, 0, 0, 1]),
+            "seed": rnd.choice([5, 6, rnd.randrange(1000)]),
         }  # fmt: skip
 
     def draw_grow(self, rnd: random.Random) -> Given:

@@ -8,6 +8,7 @@ refused by name, and nothing has changed.
 import copy
 import random
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from kvbook.errors import CacheFullError, UnfinishedStepError
 from kvbook.generate import Sampler, generate_cached, stream_cached
 from kvbook.generate.sampling import seeded
 
+# The lengths are those of the pass that failed, so a step may have no room either.
+UNFINISHED = (UnfinishedStepError, CacheFullError)
 Given = dict[str, object]
 VALUES = {"not a number": float("nan"), "large": 1e10, "infinity": float("inf")}
 
@@ -31,7 +34,7 @@ VALUES = {"not a number": float("nan"), "large": 1e10, "infinity": float("inf")}
 class Rows(Machine):
     """``texts`` is what the active rows hold."""
 
-    WEIGHTS = {
+    WEIGHTS: ClassVar[dict[str, int]] = {
         "one": 18, "chunk": 8, "ragged": 16, "select": 8, "truncate": 7, "truncate_all": 3,
         "reset": 1, "fail": 6, "spoil": 4, "copy": 4, "poison": 9, "generate": 5, "stream": 4,
         "refuse": 14,
@@ -145,7 +148,7 @@ class Rows(Machine):
         lengths, settled = self.lengths, self.settled
         self.crash(tokens, counts, layer, late)
         if layer < self.layers - 1 or not late:
-            refused(f"{use} in an unfinished step", self.uses(use), self.cache, UnfinishedStepError)
+            refused(f"{use} in an unfinished step", self.uses(use), self.cache, UNFINISHED)
         if way == "copy":
             self.cache = copy.deepcopy(self.cache)
         for text, row, count in zip(self.texts, tokens, counts, strict=True):
@@ -272,7 +275,7 @@ class Rows(Machine):
         wanted = [count + new for count in counts]
         sampler = Sampler(temperature, generator=seeded([seed + row for row in range(len(counts))]))
         fits = self.has_room(wanted)
-        drafts = self.drawn(given, new, temperature, seed, ()) if fits else [[0]]
+        drafts = self.drawn(given, new, temperature, seed, ()) if fits and stop else [[]]
         row = drafts[stop[0] % len(drafts)] if stop else []
         ends = {row[stop[1] % len(row)]} if row else set()
 

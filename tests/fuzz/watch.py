@@ -12,6 +12,8 @@ from kvbook.cache import KVCache
 # a few layers of sharp attention to about 1e-12. The smallest planted fault gives more than 1e-5.
 TOLERANCE = 1e-9
 
+Errors = type[BaseException] | tuple[type[BaseException], ...]
+
 
 class Difference(AssertionError):
     """The cache and a plain model do not agree."""
@@ -81,7 +83,7 @@ def unchanged(cache: KVCache, before: list[Any], what: str) -> None:
 
 
 def refused(
-    what: str, call: Callable[[], object], cache: KVCache, error: type[BaseException] = ValueError
+    what: str, call: Callable[[], object], cache: KVCache, error: Errors = ValueError
 ) -> None:
     """The call raises, says something, and leaves everything as it was."""
     before = state_of(cache)
@@ -89,10 +91,10 @@ def refused(
     unchanged(cache, before, what)
 
 
-def must_raise(what: str, call: Callable[[], object], error: type[BaseException]) -> None:
+def must_raise(what: str, call: Callable[[], object], error: Errors) -> None:
     try:
         call()
     except error as raised:
         expect(len(str(raised)) > 20, f"{what} was refused without a reason: {raised!r}")
         return
-    raise Difference(f"{what} was taken; it should raise {error.__name__}")
+    raise Difference(f"{what} was taken; it should raise {error}")

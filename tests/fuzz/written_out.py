@@ -182,15 +182,11 @@ class Text:
 
     def _softmax(self, layer: int, scores: Tensor, start: int) -> Tensor:
         """Over the keys that each query sees; (heads, T, n)."""
-        window = self.windows[layer]
-        hidden = torch.tensor([
-            [
-                key > query
-                or (window is not None and query - key >= window and key >= self.sinks)
-                for key in range(len(self.tokens))
-            ]
-            for query in range(start, len(self.tokens))
-        ])
+        window, n = self.windows[layer], len(self.tokens)
+        key, query = torch.arange(n)[None], torch.arange(start, n)[:, None]
+        hidden = key > query
+        if window is not None:
+            hidden = hidden | ((query - key >= window) & (key >= self.sinks))
         return scores.masked_fill(hidden, float("-inf")).softmax(-1)
 
     def _keep(self, layer: int, keys: Tensor, values: Tensor, before: int) -> None:
