@@ -2,6 +2,7 @@
 
 import argparse
 import random
+import textwrap
 import traceback
 from collections.abc import Iterator
 
@@ -11,6 +12,8 @@ from fuzz.kinds import KINDS
 from fuzz.play import OPERATIONS, Failure, draw_case, fuzz_one
 from fuzz.shrink import shrunk
 from fuzz.tally import Tally
+
+END = "# ---- where it failed"
 
 
 def kinds_in_turn(seed: int) -> Iterator[tuple[str, str]]:
@@ -34,21 +37,20 @@ def main(arguments: list[str] | None = None) -> int:
         seed = 1_000_000 * given.seed + number
         failure = fuzz_one(draw_case(seed, kind), seed, given.operations, tally)
         if failure is not None:
-            report(failure, given.seed, tally)
+            report(failure, shrunk(failure), given.seed, tally)
             return 1
     print("\n".join(tally.lines(OPERATIONS)))
     return 0
 
 
-def report(failure: Failure, seed: int, tally: Tally) -> None:
-    found = shrunk(failure)
+def report(failure: Failure, small: Failure, seed: int, tally: Tally) -> None:
+    """What went wrong, and a test that fails for it."""
+    before, after = len(failure.case.ops), len(small.case.ops)
     print(f"seed {seed}, after {tally.operations.total():,} operations: {failure.difference}")
-    print(f"shrunk from {len(failure.case.ops)} to {len(found.case.ops)} operations:\n")
-    print("from fuzz.case import Case, Op\nfrom fuzz.play import replay\n\n")
-    print(f"def test_found_by_the_fuzz() -> None:\n    replay({indented(str(found.case))})\n")
-    traceback.print_exception(found.error, limit=-3)
-    print(f"\n{found.difference}")
-
-
-def indented(text: str) -> str:
-    return text.replace("\n", "\n    ")
+    print(f"shrunk from {before} to {after} operations; a test of it:\n")
+    print("from fuzz.case import Case, Op\nfrom fuzz.play import replay")
+    print("from kvbook.config import LatentConfig, RopeScaling\n\n")
+    print("def test_found_by_the_fuzz() -> None:")
+    print(textwrap.indent(f"replay({small.case})", "    "))
+    print(f"\n{END}\n{''.join(traceback.format_exception(small.error, limit=-3))}")
+    print(small.difference)

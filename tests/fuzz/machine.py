@@ -35,6 +35,7 @@ class Machine:
         self.model = self.built.model
         self.promise = promise(case.placed, case.stored)
         self.cache = PLACED[case.placed].new(self.model, case.sizes, STORES[case.stored])
+        self.passes = 0
         self.layers = self.model.config.n_layers
         self.vocab = self.model.config.vocab_size
 
@@ -54,9 +55,16 @@ class Machine:
         generator = torch.Generator().manual_seed(seed)
         return torch.randint(0, self.vocab, (rows, T), generator=generator).tolist()
 
-    def forward(self, tokens: list[list[int]], counts: Sequence[int]) -> Tensor:
+    def forward(
+        self, tokens: list[list[int]], counts: Sequence[int], last: bool = False
+    ) -> Tensor:
+        """One forward pass; every third is run in inference mode."""
         self.tally.forwards += 1
-        return self.model(torch.tensor(tokens), self.cache, counts=list(counts))
+        self.passes += 1
+        with torch.inference_mode(self.passes % 3 == 0):
+            return self.model(
+                torch.tensor(tokens), self.cache, counts=list(counts), last_only=last
+            )
 
     def judge(self, what: str, text: Text, new: list[int], found: Tensor, turn: int,
               pure: bool = True) -> None:

@@ -36,7 +36,7 @@ class Prefixed(Owned):
 
     WEIGHTS: ClassVar[dict[str, int]] = {
         "come": 14, "grow": 9, "run": 26, "commit": 4, "retract": 6, "go": 8, "preempt": 3,
-        "clear": 1, "serve": 6, "stream": 3, "next": 8, "close": 2, "fail": 5, "rest": 1,
+        "clear": 3, "serve": 6, "stream": 3, "next": 8, "close": 3, "fail": 5, "rest": 1,
         "poison": 8, "copy": 3, "refuse": 6,
     }  # fmt: skip
 

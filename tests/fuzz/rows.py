@@ -108,8 +108,7 @@ class Rows(Machine):
         tokens = self.random_tokens(seed, len(counts), T)
 
         def forward() -> Tensor:
-            self.tally.forwards += 1
-            return self.model(torch.tensor(tokens), self.cache, counts=counts, last_only=last)
+            return self.forward(tokens, counts, last)
 
         if self.is_refused(counts, forward):
             return
