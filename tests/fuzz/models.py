@@ -215,7 +215,7 @@ def draw_library(rnd: random.Random, family: str) -> Fields:
         fields |= {
             "num_key_value_heads": heads,
             "q_lora_rank": rnd.choice([None, 20]),
-            "kv_lora_rank": rnd.choice([7, 12]),
+            "kv_lora_rank": rnd.choice([12, 14]),
             "qk_nope_head_dim": 6,
             "qk_rope_head_dim": 8,
             "v_head_dim": rnd.choice([5, 10]),
