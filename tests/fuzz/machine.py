@@ -15,7 +15,7 @@ from fuzz.case import Case, Op
 from fuzz.kinds import PLACED, promise
 from fuzz.models import build
 from fuzz.tally import Tally
-from fuzz.watch import close
+from fuzz.watch import close, unique_writes
 from fuzz.written_out import Text
 from kvbook.model.transformer import Transformer
 
@@ -41,7 +41,8 @@ class Machine:
 
     def run(self, op: Op) -> None:
         self.tally.operations[op.name] += 1
-        getattr(self, "do_" + op.name)(**op.given)
+        with unique_writes():
+            getattr(self, "do_" + op.name)(**op.given)
         self.check()
 
     def check(self) -> None:

@@ -19,7 +19,17 @@ from fuzz.kinds import PLACED
 from fuzz.machine import COPIES, Machine, fitted
 from fuzz.shelves import Tables, in_use
 from fuzz.tally import Tally
-from fuzz.watch import close, expect, identical, must_raise, refused, same, state_of, unchanged
+from fuzz.watch import (
+    close,
+    expect,
+    identical,
+    must_raise,
+    refused,
+    same,
+    state_of,
+    unchanged,
+    untouched_slots_are_zero,
+)
 from kvbook.cache import KVView
 from kvbook.errors import CacheFullError, UnfinishedStepError
 from kvbook.generate import Sampler, generate_cached, stream_cached
@@ -29,6 +39,13 @@ from kvbook.generate.sampling import seeded
 UNFINISHED = (UnfinishedStepError, CacheFullError)
 Given = dict[str, object]
 VALUES = {"not a number": float("nan"), "large": 1e10, "infinity": float("inf")}
+
+# What is more likely than elsewhere: ways to states that are seldom reached otherwise.
+NEXT = {
+    "spoil": {"select": 2, "ragged": 1},
+    "select": {"ragged": 2, "truncate": 1},
+    "truncate": {"ragged": 2, "select": 1, "chunk": 1},
+}
 
 
 class Rows(Machine):
@@ -44,6 +61,7 @@ class Rows(Machine):
         super().__init__(case, tally)
         sizes, placed = case.sizes, PLACED[case.placed]
         self.rows = sizes["rows"]
+        self.last = ""  # the operation that was drawn last
         self.texts = [self.new_text() for _ in range(self.rows)]
         self.tables = None
         self.capacity: int | None = None
@@ -87,6 +105,7 @@ class Rows(Machine):
                 found = self.cache.entries(layer, row)
                 for name, a, b in zip(("keys", "values"), found, text.entries(layer), strict=True):
                     close(f"{name} of layer {layer}, row {row}", a, b)
+        untouched_slots_are_zero(self.cache)
         if self.tables is not None:
             for pool in (pool for group in self.cache.groups for pool in group.placement.pools):
                 same("blocks in use", pool.in_use, in_use(self.tables.tables))
@@ -345,7 +364,9 @@ class Rows(Machine):
         weights = dict(self.WEIGHTS)
         if full and rnd.random() < 0.7:
             weights = {"truncate": 4, "truncate_all": 2, "reset": 1, "select": 2}
-        name = rnd.choices(list(weights), list(weights.values()))[0]
+        if self.last in NEXT and rnd.random() < 0.4:
+            weights = NEXT[self.last]
+        name = self.last = rnd.choices(list(weights), list(weights.values()))[0]
         return Op(name, getattr(self, "draw_" + name)(rnd))
 
     def counts(self, rnd: random.Random, most: int) -> list[int]:
@@ -389,7 +410,7 @@ class Rows(Machine):
         }
 
     def draw_spoil(self, rnd: random.Random) -> Given:
-        return {"counts": self.counts(rnd, rnd.choice([1, 2, 5])), "more": rnd.choice([0, 0, 1])}
+        return {"counts": self.counts(rnd, rnd.choice([1, 2, 5, 8])), "more": rnd.choice([0, 0, 1])}
 
     def draw_copy(self, rnd: random.Random) -> Given:
         return {

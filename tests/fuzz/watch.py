@@ -1,12 +1,15 @@
 """Comparing: numbers with the tolerance, and a cache before and after a call that is refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
-from kvbook.cache import KVCache
+from kvbook.cache import CodedStore, Contiguous, DenseStore, KVCache, Ring, Store
+from kvbook.cache.store import Where
 
 # Logits and stored vectors are of size 1 to 100 here, in float64: an epsilon of 2e-16 grows over
 # a few layers of sharp attention to about 1e-12. The smallest planted fault gives more than 1e-5.
@@ -50,6 +53,48 @@ def identical(what: str, found: Tensor, expected: Tensor) -> None:
 
 def raw(x: Tensor) -> Tensor:
     return x.detach().contiguous().flatten().view(torch.uint8)
+
+
+@contextmanager
+def unique_writes() -> Iterator[None]:
+    """No slot is written twice in one call: which of the two stays would be luck."""
+    with ExitStack() as patches:
+        for store in (DenseStore, CodedStore):
+            patches.enter_context(mock.patch.object(store, "write", checking(store.write)))
+        yield
+
+
+def checking(write: Callable[..., None]) -> Callable[..., None]:
+    def checked(self: Store, layer: int, where: Where, keys: Tensor, values: Tensor) -> None:
+        rows, slots = where
+        if isinstance(slots, Tensor):
+            written = rows * self.slots + slots if isinstance(rows, Tensor) else slots
+            expect(len(written.unique()) == written.numel(), "a slot is written twice in one call")
+        write(self, layer, where, keys, values)
+
+    return checked
+
+
+def untouched_slots_are_zero(cache: KVCache) -> None:
+    """What ``dirty`` of a placement says: slots that it does not count were never written."""
+    for group in cache.groups:
+        placement, store = group.placement, group.store
+        if isinstance(placement, Contiguous):
+            clean = [list(range(dirty, placement.capacity)) for dirty in placement.dirty]
+        elif isinstance(placement, Ring):
+            ring, sinks = placement.ring, placement.sinks
+            positions = [
+                range(dirty, oldest + ring)
+                for dirty, oldest in zip(placement.dirty, placement.oldest, strict=True)
+            ]
+            clean = [[p if p < sinks else sinks + (p - sinks) % ring for p in row]
+                     for row in positions]
+        else:
+            continue
+        for row, slots in enumerate(clean):
+            where = slice(row, row + 1), torch.tensor(slots, dtype=torch.long)
+            for part in store.read(store.layers - 1, where):
+                expect(not part.any(), f"slots {slots} of row {row} should never have been written")
 
 
 def state_of(cache: KVCache) -> list[Any]:
