@@ -17,7 +17,15 @@ from fuzz.models import build
 from fuzz.tally import Tally
 from fuzz.watch import close, unique_writes
 from fuzz.written_out import Text
+from kvbook.errors import CacheFullError, UnfinishedStepError
 from kvbook.model.transformer import Transformer
+
+Given = dict[str, object]
+# What is written where no token is.
+VALUES = {"not a number": float("nan"), "large": 1e10, "infinity": float("inf")}
+# What a use of an unfinished step raises. Lengths are those of the pass that failed, so a step may
+# have no room as well.
+UNFINISHED = (UnfinishedStepError, CacheFullError)
 
 
 class Crash(BaseException):

@@ -14,17 +14,12 @@ from torch import Tensor
 
 from fuzz import refusals_owned
 from fuzz.case import Case, Op
-from fuzz.machine import COPIES, Machine, fitted
+from fuzz.machine import COPIES, UNFINISHED, VALUES, Given, Machine, fitted
 from fuzz.tally import Tally
 from fuzz.watch import close, identical, refused, same, state_of, unchanged
 from fuzz.written_out import Text
 from kvbook.cache import BlockTable, KVCache
-from kvbook.errors import CacheFullError, OutOfBlocksError, UnfinishedStepError
-
-# The lengths are those of the pass that failed, so a step may have no room either.
-UNFINISHED = (UnfinishedStepError, CacheFullError)
-Given = dict[str, object]
-VALUES = {"not a number": float("nan"), "large": 1e10}
+from kvbook.errors import OutOfBlocksError
 
 
 @dataclass(eq=False)
@@ -257,7 +252,7 @@ class Owned(Machine):
         return {}
 
     def draw_poison(self, rnd: random.Random) -> Given:
-        return {"value": rnd.choice(["not a number", "not a number", "large"])}
+        return {"value": rnd.choice(["not a number", "not a number", "large", "infinity"])}
 
     def draw_copy(self, rnd: random.Random) -> Given:
         return {
@@ -287,7 +282,7 @@ class Bound(Owned):
 
     WEIGHTS: ClassVar[dict[str, int]] = {
         "come": 8, "grow": 10, "run": 30, "fork": 5, "drop_back": 6, "go": 4, "fail": 6,
-        "rest": 2, "poison": 8, "copy": 4, "refuse": 8,
+        "rest": 5, "poison": 8, "copy": 4, "refuse": 8,
     }  # fmt: skip
 
     def allocated(self, blocks: int) -> list[list[int]] | None:

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 from fuzz.case import Case
 from fuzz.kinds import prefix_over
+from fuzz.machine import Given
 from fuzz.models import build
-from fuzz.owned import Given, Live, Owned
+from fuzz.owned import Live, Owned
 from fuzz.shelves import Holding, Shelf
 from fuzz.tally import Tally
 from fuzz.watch import expect, refused, same
@@ -35,8 +36,8 @@ class Prefixed(Owned):
     """Sequences are begun, grown, committed, taken back and ended by a ``PrefixCache``."""
 
     WEIGHTS: ClassVar[dict[str, int]] = {
-        "come": 14, "grow": 9, "run": 26, "commit": 4, "retract": 6, "go": 8, "preempt": 3,
-        "clear": 3, "serve": 6, "stream": 3, "next": 8, "close": 3, "fail": 5, "rest": 1,
+        "come": 14, "grow": 9, "run": 26, "commit": 4, "retract": 6, "go": 8, "preempt": 5,
+        "clear": 3, "serve": 6, "stream": 3, "next": 8, "close": 5, "fail": 5, "rest": 5,
         "poison": 8, "copy": 3, "refuse": 6,
     }  # fmt: skip
 

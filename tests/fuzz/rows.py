@@ -7,7 +7,7 @@ refused by name, and nothing has changed.
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from fuzz import refusals
 from fuzz.case import Case, Op
 from fuzz.kinds import PLACED
-from fuzz.machine import COPIES, Machine, fitted
+from fuzz.machine import COPIES, UNFINISHED, VALUES, Given, Machine, fitted
 from fuzz.shelves import Tables, in_use
 from fuzz.tally import Tally
 from fuzz.watch import (
@@ -31,14 +31,9 @@ from fuzz.watch import (
     untouched_slots_are_zero,
 )
 from kvbook.cache import KVView
-from kvbook.errors import CacheFullError, UnfinishedStepError
+from kvbook.errors import CacheFullError
 from kvbook.generate import Sampler, generate_cached, stream_cached
 from kvbook.generate.sampling import seeded
-
-# The lengths are those of the pass that failed, so a step may have no room either.
-UNFINISHED = (UnfinishedStepError, CacheFullError)
-Given = dict[str, object]
-VALUES = {"not a number": float("nan"), "large": 1e10, "infinity": float("inf")}
 
 # What is more likely than elsewhere: ways to states that are seldom reached otherwise.
 NEXT = {
@@ -46,6 +41,7 @@ NEXT = {
     "select": {"ragged": 2, "truncate": 1},
     "truncate": {"ragged": 2, "select": 1, "chunk": 1},
 }
+USES = ["a step", "select()", "entries()", "truncate() to what was not finished"]
 
 
 class Rows(Machine):
@@ -142,7 +138,7 @@ class Rows(Machine):
             self.judge(f"logits of row {row}", self.texts[row], new, found, turn + row)
         self.note_tables(settled)
 
-    def is_refused(self, counts: list[int], forward: object) -> bool:
+    def is_refused(self, counts: list[int], forward: Callable[[], object]) -> bool:
         """Whether there is no room; then the call must say so."""
         if self.cache_has_room(counts):
             self.cache.check_room(counts)
@@ -152,7 +148,7 @@ class Rows(Machine):
         if self.has_room(counts):
             return False
         self.tally.refused["no room"] += 1
-        refused("tokens without room", forward, self.cache, CacheFullError)  # type: ignore[arg-type]
+        refused("tokens without room", forward, self.cache, CacheFullError)
         return True
 
     def do_fail(self, counts: list[int], layer: int, late: bool, way: str, use: str, seed: int
@@ -166,7 +162,8 @@ class Rows(Machine):
         lengths, settled = self.lengths, self.settled
         self.crash(tokens, counts, layer, late)
         if layer < self.layers - 1 or not late:
-            refused(f"{use} in an unfinished step", self.uses(use), self.cache, UNFINISHED)
+            error = ValueError if use.startswith("truncate") else UNFINISHED
+            refused(f"{use} in an unfinished step", self.uses(use, counts), self.cache, error)
         if way == "copy":
             self.cache = copy.deepcopy(self.cache)
         for text, row, count in zip(self.texts, tokens, counts, strict=True):
@@ -174,12 +171,15 @@ class Rows(Machine):
         self.note_tables(settled)
         self.go_back(lengths, reset=way == "reset")
 
-    def uses(self, use: str) -> object:
+    def uses(self, use: str, counts: list[int]) -> Callable[[], object]:
+        """What must not work before the way back."""
         rows, last = len(self.texts), self.layers - 1
+        beyond = [n + max(1, count) for n, count in zip(self.lengths, counts, strict=True)]
         return {
             "a step": lambda: self.model(torch.zeros(rows, 1, dtype=torch.long), self.cache),
             "select()": lambda: self.cache.select([0]),
             "entries()": lambda: self.cache.entries(last, 0),
+            "truncate() to what was not finished": lambda: self.cache.truncate(beyond),
         }[use]
 
     def go_back(self, lengths: list[int], reset: bool) -> None:
@@ -405,7 +405,7 @@ class Rows(Machine):
             "layer": rnd.randrange(self.layers),
             "late": rnd.random() < 0.5,
             "way": rnd.choice(["truncate", "truncate", "copy", "reset"]),
-            "use": rnd.choice(["a step", "select()", "entries()"]),
+            "use": rnd.choice(USES),
             "seed": rnd.randrange(1000),
         }
 

@@ -13,7 +13,7 @@ from fuzz.watch import Difference
 from kvbook.cache import BlockPool, DenseStore, Ring
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-EACH = 12  # operations of one kind of cache: a case has thirty in the long runs
+EACH = 15  # operations of one kind of cache: a case has thirty in the long runs
 
 
 def test_every_kind_of_cache_through_every_operation() -> None:
