@@ -174,7 +174,8 @@ class Rows(Machine):
     def uses(self, use: str, counts: list[int]) -> Callable[[], object]:
         """What must not work before the way back."""
         rows, last = len(self.texts), self.layers - 1
-        beyond = [n + max(1, count) for n, count in zip(self.lengths, counts, strict=True)]
+        grown = counts if any(counts) else [1] * rows
+        beyond = [n + count for n, count in zip(self.lengths, grown, strict=True)]
         return {
             "a step": lambda: self.model(torch.zeros(rows, 1, dtype=torch.long), self.cache),
             "select()": lambda: self.cache.select([0]),
