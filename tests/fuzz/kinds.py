@@ -112,14 +112,14 @@ def promise(placed: str, stored: str) -> Promise:
 
 
 def fits(placed: str, stored: str, config: ModelConfig) -> bool:
-    """Rings are whole tiles; one prefix cache finds blocks of layers of one kind only."""
+    """A ring has a window and whole tiles; a prefix cache finds blocks of one kind of layer."""
     place, store = PLACED[placed], STORES[stored]
     if place.digest is not None:
         return len(set(config.windows)) == 1
     if place.rollback is None:
         return True
     rings = [w - 1 + place.rollback for w in config.windows if w is not None]
-    return not any(slots % store.tile for slots in [*rings, config.sinks])
+    return bool(rings) and not any(slots % store.tile for slots in [*rings, config.sinks])
 
 
 def prefix_over(cache: KVCache, placed: str) -> PrefixCache | None:

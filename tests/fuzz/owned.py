@@ -169,6 +169,25 @@ class Owned(Machine):
         self.cache.reset()
         self.bound, self.lengths = [], []
 
+    def do_overwrite(self, which: int, twice: bool) -> None:
+        """Rows that would write into one block both, or into what others read or can find."""
+        one = self.pick(which)
+        if one is None or not (twice or self.is_final(one)):
+            return
+        batch = [one, one] if twice else [one]
+        self.bind(batch)
+        if not twice:
+            self.cache.truncate(0)
+        self.tally.refused["two rows in one block" if twice else "a block that is final"] += 1
+        refused("a write into a block that is not a row's own",
+                lambda: self.forward([[0]] * len(batch), [1] * len(batch)), self.cache)
+        self.unbind()
+
+    def is_final(self, one: Live) -> bool:
+        """Whether others read the first block of a sequence, or can find it."""
+        block = one.tables[0].blocks[0]
+        return sum(block in other.tables[0].blocks for other in self.live) > 1
+
     def do_rest(self) -> None:
         """No sequence is the batch."""
         self.unbind()
@@ -248,6 +267,9 @@ class Owned(Machine):
             "seed": run["seed"],
         }  # fmt: skip
 
+    def draw_overwrite(self, rnd: random.Random) -> Given:
+        return {**self.draw_which(rnd), "twice": rnd.random() < 0.3}
+
     def draw_rest(self, rnd: random.Random) -> Given:
         return {}
 
@@ -281,8 +303,8 @@ class Bound(Owned):
     """Blocks are allocated, shared and released by hand."""
 
     WEIGHTS: ClassVar[dict[str, int]] = {
-        "come": 8, "grow": 10, "run": 30, "fork": 5, "drop_back": 6, "go": 4, "fail": 6,
-        "rest": 5, "poison": 8, "copy": 4, "refuse": 8,
+        "come": 8, "grow": 10, "run": 28, "fork": 9, "drop_back": 8, "go": 4, "fail": 6,
+        "rest": 4, "overwrite": 5, "poison": 8, "copy": 4, "refuse": 8,
     }  # fmt: skip
 
     def allocated(self, blocks: int) -> list[list[int]] | None:

@@ -37,8 +37,8 @@ class Prefixed(Owned):
 
     WEIGHTS: ClassVar[dict[str, int]] = {
         "come": 14, "grow": 9, "run": 26, "commit": 4, "retract": 6, "go": 8, "preempt": 5,
-        "clear": 3, "serve": 6, "stream": 3, "next": 8, "close": 5, "fail": 5, "rest": 5,
-        "poison": 8, "copy": 3, "refuse": 6,
+        "clear": 3, "serve": 6, "stream": 3, "next": 8, "close": 5, "fail": 5, "rest": 4,
+        "overwrite": 4, "poison": 8, "copy": 3, "refuse": 6,
     }  # fmt: skip
 
     def __init__(self, case: Case, tally: Tally) -> None:
@@ -63,6 +63,10 @@ class Prefixed(Owned):
             sequence = one.tables[0]
             same("tokens of a sequence", sequence.tokens.tolist(), one.tokens)
             expect(sequence.written <= one.computed, "more is written than was computed")
+
+    def is_final(self, one: Live) -> bool:
+        named = one.more["holding"].named if self.exact else []
+        return super().is_final(one) or (named != [] and named[0] in self.shelf.findable)
 
     def prompt(self, base: int, n: int, own: int, seed: int) -> list[int]:
         """The beginning of one of a few texts, and tokens of its own."""

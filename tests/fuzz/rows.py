@@ -388,7 +388,7 @@ class Rows(Machine):
         return {"rows": [rnd.randrange(len(self.texts)) for _ in range(n)]}
 
     def draw_truncate(self, rnd: random.Random) -> Given:
-        most = rnd.choice([1, 2, 3, 20])
+        most = rnd.choice([1, 2, 3, 6, 20])
         return {"back": self.counts(rnd, most)}
 
     def draw_truncate_all(self, rnd: random.Random) -> Given:
