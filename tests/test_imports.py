@@ -21,6 +21,7 @@ ARROWS: dict[str, set[str]] = {
     "cache": {"config", "errors"},
     "model": {"cache", "config", "errors"},
     "generate": {"model", "cache", "config", "errors"},
+    "serve": {"generate", "model", "cache", "config", "errors"},
     "measure": {"accounting", "generate", "model", "cache", "config", "errors"},
     "plots": set(),
     "cli": {"accounting", "errors", "measure", "model"},  # the last two inside a command only
