@@ -57,8 +57,8 @@ class Job:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Smaller is served first."""
-        return self.id - HEAD_START * self.request.priority, self.id
+        """Smaller is served first; no two are equal."""
+        return self.id - HEAD_START * self.request.priority, -self.request.priority
 
     @property
     def tokens(self) -> list[int]:
