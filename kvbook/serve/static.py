@@ -11,7 +11,7 @@ import torch
 from kvbook.cache.sizes import check_class, check_sizes
 from kvbook.generate.loops import check_request, choose, left_pad
 from kvbook.generate.sampling import Sampler, seeded
-from kvbook.model.transformer import Transformer
+from kvbook.model.transformer import Transformer, check_tokens
 from kvbook.serve.clock import Clock, WallClock
 from kvbook.serve.records import Phase, Ran, Reason, RequestRecord, StepRecord
 from kvbook.serve.request import Request
@@ -43,6 +43,7 @@ def serve_static(
         request = one.request
         check_request(model, len(request.prompt), request.max_new_tokens, request.stop_tokens,
                       request.sampler)
+        check_tokens(torch.tensor([request.prompt]), model.config.vocab_size)
     clock = WallClock() if clock is None else clock
     served, start = Served([[] for _ in trace], [], []), clock.now()
     while waiting:

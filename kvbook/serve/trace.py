@@ -65,7 +65,7 @@ def make_trace(requests: int, rate: float, mix: Mix = PLAIN_MIX, seed: int = 0) 
     same seed gives the same trace on every machine.
 
     >>> [round(arrival.time, 2) for arrival in make_trace(3, rate=2.0)]
-    [0.93, 1.07, 1.52]
+    [0.29, 1.2, 2.15]
     """
     check_sizes(requests=requests)
     check_class("mix", mix, Mix, "Mix(prompt=(16, 96), new=(8, 64))")
