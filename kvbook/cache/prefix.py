@@ -7,7 +7,6 @@ next, what a token means.
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Optional
 
 from kvbook.cache.block_key import (
     Identity,
@@ -24,14 +23,7 @@ from kvbook.errors import OutOfBlocksError, SequenceEndedError
 PLAIN = Identity()
 
 
-@dataclass(eq=False, slots=True)
-class CachedBlock:
-    """A full block that can be found by its key."""
-
-    block: int
-    key: bytes
-    parent: Optional["CachedBlock"]  # the block before it in every sequence that holds this one
-    text: bytes  # its tokens and whatever else the key stands for, beside the parent
+NO_BLOCK = -1  # before the first
 
 
 @dataclass(eq=False, slots=True)
@@ -44,7 +36,7 @@ class CachedSequence:
     blocks: list[int] = field(default_factory=list)  # position p lies in blocks[p // block_size]
     cached_tokens: int = 0  # of the prompt, found when the sequence began
     written: int = 0  # tokens whose keys and values are in the blocks
-    chain: list[CachedBlock] = field(default_factory=list)  # the first few blocks: the cached ones
+    keys: list[bytes] = field(default_factory=list)  # of its cached blocks, which are the first few
     beside: dict[int, bytes] = field(default_factory=dict)  # block → its text beside tokens
     private: bool = False  # no more of it can be cached: a collision, or the index was emptied
 
@@ -52,11 +44,6 @@ class CachedSequence:
     def new_tokens(self) -> int:
         """Tokens whose keys and values are still to be computed."""
         return len(self.tokens) - self.written
-
-    @property
-    def keys(self) -> list[bytes]:
-        """Keys of its cached blocks."""
-        return [cached.key for cached in self.chain]
 
 
 @dataclass(slots=True)
@@ -105,8 +92,13 @@ class PrefixCache:
         self.pool, self.stats = pool, PrefixStats()
         self._common, self._digest = encode(fingerprint) + encode(pool.block_size), digest
         self._block_bytes = pool.block_size * array("q").itemsize
-        self._by_key: dict[bytes, CachedBlock] = {}
-        self._by_block: dict[int, CachedBlock] = {}
+        self._by_key: dict[bytes, int] = {}  # key → the block that can be found by it
+        # Of a block that can be found: its key, its tokens and whatever else the key stands for,
+        # and the block before it in every sequence that holds it. None is evicted before those
+        # that depend on it (``BlockPool.release``), so its number stays the right name for it.
+        self._keys = [b""] * pool.blocks
+        self._texts = [b""] * pool.blocks
+        self._before = [NO_BLOCK] * pool.blocks
         self._live: set[CachedSequence] = set()
 
     @property
@@ -141,9 +133,8 @@ class PrefixCache:
             raise ValueError("a sequence begins with at least one token, got none")
         sequence.beside = identity.by_block(length, size)
         self._match(sequence)
-        sequence.blocks = [cached.block for cached in sequence.chain]
-        sequence.cached_tokens = sequence.written = size * len(sequence.chain)
-        self._grow(sequence, length, sharing=sequence.blocks)
+        sequence.cached_tokens = sequence.written = size * len(sequence.keys)
+        self._grow(sequence, length, sharing=list(sequence.blocks))
         self._live.add(sequence)
         self.stats.collisions += sequence.private
         if not resumed:
@@ -175,30 +166,29 @@ class PrefixCache:
         sequence.written = length
         if sequence.private:
             return []
-        chain, by_key, by_block = sequence.chain, self._by_key, self._by_block
-        parent = chain[-1] if chain else None
+        keys, blocks, by_key = sequence.keys, sequence.blocks, self._by_key
         kept: list[int] = []
         swapped: list[int] = []
-        first, stop = len(chain), length // self.pool.block_size
+        first, stop = len(keys), length // self.pool.block_size
+        before = blocks[first - 1] if first else NO_BLOCK
         try:
             for place, (key, text) in enumerate(self.keyed(sequence, first, stop), first):
-                own = sequence.blocks[place]
-                cached = by_key.get(key)
-                if cached is None:
-                    cached = CachedBlock(own, key, parent, text)
-                    by_key[key] = by_block[own] = cached
+                own = blocks[place]
+                block = by_key.setdefault(key, own)
+                if block == own:
+                    self._keys[own], self._texts[own], self._before[own] = key, text, before
                     kept.append(own)
-                elif self.confirms(cached, parent, text):
-                    self.pool.share([cached.block])
+                elif self.confirms(block, before, text):
+                    self.pool.share([block])
                     self.pool.release([own])
-                    sequence.blocks[place] = cached.block
+                    blocks[place] = block
                     swapped.append(place)
                 else:
                     self.stats.collisions += 1
                     sequence.private = True
                     break
-                chain.append(cached)
-                parent = cached
+                keys.append(key)
+                before = block
         finally:  # what can be found is kept, even if the digest fails at a later block
             self.pool.keep(kept, self._forget)
         return swapped
@@ -228,7 +218,7 @@ class PrefixCache:
         self.pool.release(sequence.blocks)
         self._live.remove(sequence)
         sequence.blocks.clear()
-        sequence.chain.clear()
+        sequence.keys.clear()
 
     def clear(self) -> None:
         """Forget everything that can be found, as when the weights have changed.
@@ -236,10 +226,10 @@ class PrefixCache:
         Blocks without an owner become free. Sequences that are under way keep theirs to the end,
         but nothing of them can be found, neither now nor later.
         """
-        self.pool.drop(list(self._by_block))
+        self.pool.drop(list(self._by_key.values()))
         for sequence in self._live:
             sequence.private = True
-            sequence.chain.clear()
+            sequence.keys.clear()
 
     def keyed(
         self, sequence: CachedSequence, first: int, stop: int
@@ -250,7 +240,7 @@ class PrefixCache:
         """
         size, width, beside = self.pool.block_size, self._block_bytes, sequence.beside
         tokens = sequence.tokens[first * size : stop * size].tobytes()
-        before = delimited(b"b", sequence.chain[-1].key) if first else b""
+        before = delimited(b"b", sequence.keys[-1]) if first else b""
         kind, digest = header(b"t", width), self._digest
         for place, start in enumerate(range(0, len(tokens), width), first):
             text = kind + tokens[start : start + width]
@@ -262,26 +252,27 @@ class PrefixCache:
             yield key, text
             before = header(b"b", len(key)) + key
 
-    def confirms(self, cached: CachedBlock, parent: CachedBlock | None, text: bytes) -> bool:
+    def confirms(self, block: int, before: int, text: bytes) -> bool:
         """Whether a block found by its key holds what was asked for, and not a collision.
 
-        The parent was confirmed before, and so on to the first block: the whole prefix is equal.
+        The block before it was confirmed before, and so on: the whole prefix is equal.
         """
-        return cached.parent is parent and cached.text == text
+        return self._before[block] == before and self._texts[block] == text
 
     def _match(self, sequence: CachedSequence) -> None:
-        """Fill the chain with what is cached, without taking it."""
-        chain, by_key, parent = sequence.chain, self._by_key, None
+        """Name the blocks that are cached, without taking them."""
+        blocks, before = sequence.blocks, NO_BLOCK
         full = (len(sequence.tokens) - 1) // self.pool.block_size
         for key, text in self.keyed(sequence, 0, full):
-            cached = by_key.get(key)
-            if cached is None:
+            block = self._by_key.get(key)
+            if block is None:
                 return
-            if not self.confirms(cached, parent, text):
+            if not self.confirms(block, before, text):
                 sequence.private = True
                 return
-            chain.append(cached)
-            parent = cached
+            sequence.keys.append(key)
+            blocks.append(block)
+            before = block
 
     def _grow(self, sequence: CachedSequence, length: int, sharing: list[int]) -> None:
         """Blocks for ``length`` tokens, the shared ones included; or raise and change nothing."""
@@ -318,4 +309,4 @@ class PrefixCache:
 
     def _forget(self, block: int) -> None:
         """The pool reuses a block, or clear() drops it."""
-        del self._by_key[self._by_block.pop(block).key]
+        del self._by_key[self._keys[block]]

@@ -14,7 +14,7 @@ from oracles.schedules import SCHEDULES
 
 from kvbook.cache.block_key import Identity, sha256
 from kvbook.cache.blocks import BlockPool
-from kvbook.cache.prefix import CachedSequence, PrefixCache
+from kvbook.cache.prefix import NO_BLOCK, CachedSequence, PrefixCache
 from kvbook.errors import OutOfBlocksError, SequenceEndedError
 
 Span = tuple[int, int, str]
@@ -293,11 +293,12 @@ class CacheAndModel(RuleBasedStateMachine):
 
     @invariant()
     def no_block_is_found_without_the_one_before_it(self) -> None:
-        entries = self.cache._by_key
-        for cached in entries.values():
-            assert cached.parent is None or entries.get(cached.parent.key) is cached.parent
-        assert {cached.block for cached in entries.values()} == set(self.cache._by_block)
-        assert set(self.cache._by_block) == set(self.cache.pool._kept)
+        """So its number names it: no other text can stand there while one depends on it."""
+        cache, found = self.cache, set(self.cache._by_key.values())
+        for key, block in cache._by_key.items():
+            assert cache._keys[block] == key
+            assert cache._before[block] == NO_BLOCK or cache._before[block] in found
+        assert found == set(cache.pool._kept)
         assert all(sequence.keys == [] for sequence in self.hidden)
 
     @invariant()
