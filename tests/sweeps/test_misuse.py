@@ -18,6 +18,7 @@ import pytest
 
 import kvbook
 from kvbook import measure
+from sweeps.good_drafts import GOOD as WITH_DRAFTS
 from sweeps.good_measures import GOOD
 from sweeps.wrong_values import fault_of, names_of, run, wrong_values
 
@@ -29,6 +30,7 @@ BETWEEN_PARTS = {
     kvbook.Placement, kvbook.Contiguous, kvbook.Ring, kvbook.Paged, kvbook.BoundPaged,
     kvbook.Store, kvbook.DenseStore, kvbook.SlotMajorStore, kvbook.CodedStore,
     kvbook.CacheGroup, kvbook.TailedGroup, kvbook.DirectGroup,
+    kvbook.ModelDraft, kvbook.PromptLookup, kvbook.Draft,
 }  # fmt: skip
 # Sizes and records have sweeps of their own in tests/accounting; these need no call at all.
 ELSEWHERE = {
@@ -45,6 +47,8 @@ WITHOUT_A_CALL = {
     "PrefixCache.confirms": "called by PrefixCache", "KVCache.reset": "no argument",
     "BlockPool.check_unclaimed": "no argument", "BlockPool.claim": "no argument",
     "KVView.read": "no argument", "KVView": "made by a cache",
+    "Acceptance": "made by accept_drafts", "Speculation": "made by speculate",
+    "Draft": "a protocol", "Proposal": "made by a draft",
 }  # fmt: skip
 
 
@@ -58,6 +62,7 @@ def table(file: str) -> dict[tuple[str, str], set[str]]:
     return found
 
 
+assert WITH_DRAFTS is GOOD
 TAKEN, OPEN = table("taken.txt"), table("open.txt")
 LABELS = list(wrong_values())
 
