@@ -13,8 +13,8 @@ from kvbook.generate.loops import (
 )
 from kvbook.generate.prefix import generate_with_prefix, stream_with_prefix
 from kvbook.generate.prompt_lookup import PromptLookup
+from kvbook.generate.rounds import speculate, speculate_with_prefix
 from kvbook.generate.sampling import Sampler, greedy
-from kvbook.generate.speculate import speculate, speculate_with_prefix
 from kvbook.generate.speculation import Speculation
 
 __all__ = [

@@ -1,4 +1,11 @@
-"""Serving: requests that come over time, scheduled step by step over one pool of blocks."""
+"""Serving: requests that come over time, scheduled step by step over one pool of blocks.
+
+``Engine`` is the way in: ``add(Request(...))`` gives an id, ``step()`` and ``run()`` give
+``Output`` records, ``cancel(id)`` ends a request; ``requests`` and ``steps`` hold what was
+measured. ``make_trace`` and ``replay`` bring requests over time, ``serve_static`` serves the same
+trace in padded batches, ``simulate`` runs a ``Scheduler`` without a model, and
+``kvbook.serve.timeline`` draws who ran when.
+"""
 
 from kvbook.serve.clock import Clock, LogicalClock, WallClock
 from kvbook.serve.engine import Engine

@@ -168,7 +168,7 @@ class Engine:
     @torch.inference_mode()
     def _forward(self, works: list[Work]) -> Tensor:
         """Logits (B, T, V) of rows with as many new tokens each; (B, 1, V) without drafts."""
-        sequences = [work.job.running for work in works]
+        sequences = [work.job.sequence for work in works]
         tokens = torch.tensor([work.tokens for work in works], device=self.model.device)
         try:
             self.cache.bind(sequences, lengths=[sequence.written for sequence in sequences])
@@ -187,13 +187,19 @@ class Engine:
         """
         if not work.draws:
             return []
-        sampler, request = self._samplers[work.job.id], work.job.request
-        drawn: list[int] = []
-        for row, guess in zip(logits[-1 - len(work.drafts) :], [*work.drafts, None], strict=True):
-            token = int(choose(sampler, row[None, None]))
-            drawn.append(token)
-            if token != guess or token in request.stop_tokens:
-                break
+        sampler, stops = self._samplers[work.job.id], work.job.request.stop_tokens
+        generator = sampler.generator
+        assert isinstance(generator, torch.Generator)
+        before, drawn = generator.get_state(), list[int]()
+        try:
+            for row, guess in zip(logits[-1 - len(work.drafts) :], [*work.drafts, -1], strict=True):
+                token = int(choose(sampler, row[None, None]))
+                drawn.append(token)
+                if token != guess or token in stops:
+                    break
+        except BaseException:
+            generator.set_state(before)  # nobody has seen these draws: they come again
+            raise
         return drawn
 
     def _collect(self) -> list[Output]:
@@ -229,7 +235,7 @@ class Engine:
             "blocks_evictable": pool.evictable,
             "slots_used": pool.in_use * size,
             "slots_empty": sum(
-                len(job.running.blocks) * size - len(job.running.tokens) for job in running
+                len(job.sequence.blocks) * size - len(job.sequence.tokens) for job in running
             ),
         }
 

@@ -6,8 +6,9 @@ models, how a token is chosen.
 The rules, all of them:
 
 1. Requests are served in the order of arrival. A priority of p is a head start of p · 64 places.
-2. A step computes at most ``token_budget`` tokens: first one for every request that is decoding,
-   then, in order, what is missing of prompts, in pieces that the budget cuts.
+2. A step computes at most ``token_budget`` tokens: one for every request that is decoding, then,
+   in order, what is missing of prompts, in pieces that the budget cuts. What is left of it goes to
+   drafts.
 3. The first that waits begins when the pool has blocks for all its tokens, what is found shared.
    Nobody behind it begins before it, and at most ``max_rows`` run at once.
 4. If a running request needs a block and there is none, the last in order gives way: its blocks
@@ -43,7 +44,7 @@ class Job:
     request: Request
     arrival: float
     drawn: list[int] = field(default_factory=list)
-    sequence: CachedSequence | None = None  # while it runs
+    held: CachedSequence | None = None  # its sequence, while it runs
     known: int = 0  # tokens that it had when it began, or began again
     handed_out: int = 0  # of the drawn
     started: float | None = None
@@ -66,10 +67,10 @@ class Job:
         return [*self.request.prompt, *self.drawn]
 
     @property
-    def running(self) -> CachedSequence:
-        """Its sequence, which it has from its beginning until it ends or is preempted."""
-        assert self.sequence is not None
-        return self.sequence
+    def sequence(self) -> CachedSequence:
+        """The sequence of a request that runs."""
+        assert self.held is not None
+        return self.held
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +85,13 @@ class Work:
     @property
     def tokens(self) -> list[int]:
         """The tokens to compute."""
-        sequence = self.job.running
+        sequence = self.job.sequence
         return sequence.tokens[sequence.written : sequence.written + self.count].tolist()
 
     @property
     def draws(self) -> bool:
         """Whether they reach the end of the text, so that the next token can be chosen."""
-        sequence = self.job.running
+        sequence = self.job.sequence
         return sequence.written + self.count == len(sequence.tokens)
 
 
@@ -177,17 +178,13 @@ class Scheduler:
         self.preempted = []
         plan: list[Work] = []
         budget = self.token_budget
-        decoding = [job for job in self.running if job.running.written >= job.known]
-        for behind, job in zip(range(len(decoding) - 1, -1, -1), decoding, strict=True):
-            if job.sequence is None or not self._grow(job):
-                continue  # it has given way
-            spare = budget - behind  # one for each of the others
-            drafts = self._draft(job, spare)
-            count = min(job.running.new_tokens, spare)
-            plan.append(Work(job, count, "decode", drafts))
-            budget -= count
+        decoding = [job for job in self.running if job.sequence.written >= job.known]
+        for job in decoding:
+            if job.held is not None and self._grow(job):  # else it has given way
+                plan.append(Work(job, 1, "decode"))
+                budget -= 1
         for job in self.running:
-            if budget and job.running.written < job.known:
+            if budget and job.sequence.written < job.known:
                 plan.append(self._piece(job, budget))
                 budget -= plan[-1].count
         while budget and self.waiting and len(self.running) < self.max_rows and not self.preempted:
@@ -196,6 +193,10 @@ class Scheduler:
                 break
             plan.append(self._piece(job, budget))
             budget -= plan[-1].count
+        for place, work in enumerate(plan):
+            if work.phase == "decode":
+                plan[place] = self._with_drafts(work, budget)
+                budget -= plan[place].count - 1
         return plan
 
     def record(self, work: Work, drawn: Sequence[int]) -> None:
@@ -203,7 +204,7 @@ class Scheduler:
 
         With drafts, ``drawn`` holds those that were accepted and one token more.
         """
-        job, sequence, now = work.job, work.job.running, self.clock.now()
+        job, sequence, now = work.job, work.job.sequence, self.clock.now()
         accepted = max(0, len(drawn) - 1)
         written = sequence.written + work.count - len(work.drafts) + accepted
         reason: Reason | None = None
@@ -241,7 +242,7 @@ class Scheduler:
 
     def end(self, job: Job, reason: Reason, error: Exception | None = None) -> None:
         """Let go of a request. Its full blocks can be found until they are needed."""
-        if job.sequence is None:
+        if job.held is None:
             self.waiting.remove(job)
         else:
             self._release(job)
@@ -264,7 +265,7 @@ class Scheduler:
             if not self.running:
                 raise  # somebody else holds blocks of this pool, and waiting would be for ever
             return False
-        job.sequence, job.known = sequence, len(sequence.tokens)
+        job.held, job.known = sequence, len(sequence.tokens)
         if not again:
             job.started, job.cached_tokens = self.clock.now(), sequence.cached_tokens
         self.waiting.remove(job)
@@ -274,18 +275,18 @@ class Scheduler:
     def _piece(self, job: Job, budget: int) -> Work:
         """What the budget allows of the tokens that it began with."""
         phase: Phase = "recompute" if job.preemptions else "prefill"
-        return Work(job, min(job.running.new_tokens, budget), phase)
+        return Work(job, min(job.sequence.new_tokens, budget), phase)
 
     def _grow(self, job: Job) -> bool:
         """Append what was drawn last. While there is no block for it, the last in order gives way.
 
         False if that was this request itself.
         """
-        sequence, text = job.running, len(job.request.prompt) + len(job.drawn)
-        if len(sequence.tokens) > text:
-            self.prefix.retract(sequence, text)  # drafts of a step that was not recorded
+        sequence = job.sequence
+        if sequence.new_tokens:  # of a step that was not recorded, drafts among them
+            self.prefix.retract(sequence, sequence.written)
         new = job.drawn[len(sequence.tokens) - len(job.request.prompt) :]
-        while job.sequence is not None:
+        while job.held is not None:
             try:
                 self.prefix.append(sequence, new)
                 return True
@@ -293,16 +294,17 @@ class Scheduler:
                 self._preempt(self.running[-1])
         return False
 
-    def _draft(self, job: Job, spare: int) -> tuple[int, ...]:
-        """Guesses appended to the text: as many as asked for, where room and blocks allow."""
+    def _with_drafts(self, work: Work, budget: int) -> Work:
+        """The same with guesses behind it: as many as asked for, where budget and blocks allow."""
+        job = work.job
         missing = job.request.max_new_tokens - len(job.drawn)  # one of them is drawn anyway
-        k = min(job.request.drafts, spare - job.running.new_tokens, missing - 1)
-        drafts = tuple(self.propose(job.tokens, k)) if k > 0 else ()
+        k = min(job.request.drafts, budget, missing - 1)
+        drafts = tuple(self.propose(job.tokens, k)) if k > 0 and work.draws else ()
         try:
-            self.prefix.append(job.running, drafts)
+            self.prefix.append(job.sequence, drafts)
         except OutOfBlocksError:
-            return ()  # nobody gives way for a guess
-        return drafts
+            return work  # nobody gives way for a guess
+        return Work(job, 1 + len(drafts), "decode", drafts)
 
     def _preempt(self, job: Job) -> None:
         self._release(job)
@@ -312,8 +314,8 @@ class Scheduler:
 
     def _release(self, job: Job) -> None:
         self.running.remove(job)
-        self.prefix.end(job.running)
-        job.sequence = None
+        self.prefix.end(job.sequence)
+        job.held = None
 
 
 def _order(job: Job) -> tuple[int, int]:

@@ -63,10 +63,10 @@ def texts(outputs: Iterable[Output]) -> dict[int, list[int]]:
 def check_blocks(prefix: PrefixCache, running: list[Job]) -> None:
     """Every block is owned by the running sequences that name it, and by nobody else."""
     pool = prefix.pool
-    named = Counter(block for job in running for block in job.running.blocks)
+    named = Counter(block for job in running for block in job.sequence.blocks)
     assert [pool.owners(block) for block in range(pool.blocks)] == [
         named[block] for block in range(pool.blocks)
     ]
     assert pool.free + pool.evictable + pool.in_use == pool.blocks
     for job in running:
-        assert len(job.running.blocks) == -(-len(job.running.tokens) // pool.block_size)
+        assert len(job.sequence.blocks) == -(-len(job.sequence.tokens) // pool.block_size)

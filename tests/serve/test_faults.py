@@ -121,6 +121,34 @@ def test_an_interrupted_step_is_taken_again(error: type[BaseException], drafts: 
     assert found == {id: alone(request) for id, request in asked.items()}
 
 
+@dataclass(frozen=True)
+class Interrupted(Sampler):
+    """Is interrupted after each second draw, when its generator has moved on already."""
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        drawn = super().__call__(logits)
+        count = COUNTS[id(self.generator)] = COUNTS.get(id(self.generator), 0) + 1
+        if count % 2:
+            raise KeyboardInterrupt
+        return drawn
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_a_draw_that_was_interrupted_comes_again(drafts: int) -> None:
+    COUNTS.clear()
+    server = engine(blocks=40)
+    request = Request(text(4, seed=2) * 3, 12, Interrupted(temperature=1.0), 5, drafts=drafts)
+    server.add(request)
+    found, interrupted = [], 0
+    while server.busy:
+        try:
+            found += [token for output in server.step() for token in output.tokens]
+        except KeyboardInterrupt:
+            interrupted += 1
+    assert interrupted > 5
+    assert found == alone(replace(request, sampler=Sampler(temperature=1.0)))
+
+
 # ---- A sampler that raises
 
 

@@ -59,6 +59,20 @@ def test_who_decodes_gets_a_token_before_any_prompt_is_read() -> None:
     assert counts(step(of)) == {0: 1, 1: 1, 2: 4}
 
 
+def test_guesses_take_what_nobody_else_wants() -> None:
+    def guesses(tokens: Any, k: int) -> list[int]:
+        return [0] * k
+
+    of = scheduler(blocks=40, token_budget=8, propose=guesses)
+    for start in (1, 2):
+        of.add(asked(prompt=3, new=20, start=start, drafts=5))
+    step(of)
+    of.add(asked(prompt=8, new=1, start=3, priority=9))
+    assert [counts(step(of)) for _ in range(3)] == [
+        {0: 1, 1: 1, 2: 6}, {0: 5, 1: 1, 2: 2}, {0: 6, 1: 2},
+    ]  # fmt: skip
+
+
 def test_a_request_with_a_head_start_does_not_stop_who_decodes() -> None:
     of = scheduler(blocks=40, token_budget=4)
     of.add(asked(prompt=3, start=1))
@@ -120,7 +134,7 @@ def test_the_last_in_order_gives_way_and_begins_again_with_what_it_has_drawn() -
     assert counts(step(of)) == {0: 1}  # no room yet: seven tokens and two drawn
     [plan] = [step(of)]
     assert (plan[0].job.id, plan[0].count, plan[0].phase) == (1, 5, "recompute")  # one block found
-    assert plan[0].job.running.tokens.tolist()[-2:] == [7, 7]
+    assert plan[0].job.sequence.tokens.tolist()[-2:] == [7, 7]
     assert of.prefix.stats.prompts == 2  # a request that begins again is no further prompt
     while of.jobs:
         step(of)
@@ -301,7 +315,7 @@ def check_step(of: Scheduler, plan: list[Work]) -> None:
         keys = [(job.id - 64 * job.request.priority, -job.request.priority) for job in line]
         assert keys == sorted(keys)
     for work in plan:
-        job, sequence = work.job, work.job.running
+        job, sequence = work.job, work.job.sequence
         assert sequence.tokens.tolist()[: len(job.request.prompt)] == list(job.request.prompt)
         text = list(job.request.prompt) + job.drawn
         assert sequence.tokens.tolist() == text + list(work.drafts)
