@@ -140,7 +140,8 @@ def latent_layers(fields: Fields, kinds: list[str]) -> list[Caches]:
     """Layers with one latent vector per token (MLA), and recurrent ones."""
     if set(kinds) & {WINDOW, CHUNK, BOTH}:
         raise UnsupportedModelError(
-            "kv_lora_rank with windowed layers is not counted here; a latent layer keeps all tokens"
+            "kv_lora_rank with windowed layers, or with a state beside it, is not counted here; a "
+            "latent layer keeps all tokens and nothing else"
         )
     latent = latent_layer(
         rank=count(fields, "kv_lora_rank"),
