@@ -184,6 +184,39 @@ def test_two_nested_language_models_must_be_one() -> None:
         per_token({"text_config": LLAMA, "llm_config": other})
 
 
+def test_the_nested_model_s_own_fields_win() -> None:
+    inner = {**LLAMA, "num_kv_shared_layers": 0}
+    outer = {"model_type": "several", "num_kv_shared_layers": 16, "text_config": inner}
+    assert per_token(outer) == 131_072
+
+
+def test_a_field_that_is_repeated_with_one_value_is_no_contradiction(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA).replace("{", '{"num_hidden_layers": 32, ', 1))
+    assert cache_size(CacheGeometry.from_hf(file), 1).bytes_per_token == 131_072
+
+
+# ---- The longest text
+
+
+@pytest.mark.parametrize(
+    ("scaling", "positions"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, 8_192),
+        ({"rope_type": "dynamic", "factor": 4.0}, 8_192),
+        ({"rope_type": "llama3", "factor": 4.0}, 8_192),
+        ({"rope_type": "yarn", "factor": 4.0}, 32_768),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4_096}, 16_384),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1_024}, 8_192),
+    ],
+)
+def test_a_scaling_lengthens_the_original_and_never_shortens_the_stated(
+    scaling: dict[str, Any], positions: int
+) -> None:
+    geometry = CacheGeometry.from_hf({**LLAMA, "rope_scaling": scaling})
+    assert geometry.max_positions == positions
+
+
 # ---- A switch beside the sizes of latents
 
 
