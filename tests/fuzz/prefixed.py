@@ -1,6 +1,6 @@
 """Sequences of a prefix cache over a small pool: hits, evictions, drafts, new weights.
 
-What must be found, evicted and kept is said by ``Shelf``. With two-bit keys less is found, and
+What must be found, evicted and kept is said by ``Shelf``. With weak keys less is found, and
 nothing wrong: then only the logits are compared, and how many blocks are owned.
 """
 

@@ -30,15 +30,12 @@ def other_pool(m: Any, seed: int) -> None:
 
 
 def free_blocks(m: Any, seed: int) -> None:
-    """A table of all blocks, with one more than there is."""
-    tables = [BlockTable(pool, [*range(pool.blocks), pool.blocks]) for pool in m.pools]
+    """A table with a block that is free; if there is none, with one more than there are."""
+    tables = []
+    for pool in m.pools:
+        free = [block for block in range(pool.blocks) if not pool.owners(block)]
+        tables.append(BlockTable(pool, [*free, pool.blocks][:1]))
     bind(m, [tables], [0])
-
-
-def twice(m: Any, seed: int) -> None:
-    """One sequence in two rows, both of which would write into its last block."""
-    one = first(m, seed)
-    m.cache.bind(*[[t, t] for t in one.tables], lengths=[0, 0])
 
 
 OF_OWNED: dict[str, Callable[[Any, int], object]] = {

@@ -288,7 +288,7 @@ class Rows(Machine):
     def do_generate(self, prompts: list[int], new: int, stop: list[int], temperature: float,
                     seed: int) -> None:
         """``stop``: the row and the step of a token that ends texts, or nothing."""
-        counts = fitted(prompts, len(self.texts))
+        counts = [max(1, n) for n in fitted(prompts, len(self.texts))]
         tokens = self.random_tokens(seed, len(counts), max(counts))
         given = [row[-count:] for row, count in zip(tokens, counts, strict=True)]
         wanted = [count + new for count in counts]
@@ -331,7 +331,8 @@ class Rows(Machine):
 
     def do_stream(self, prompts: list[int], new: int, take: int, seed: int) -> None:
         """A stream that is left after ``take`` tokens: the last one has not been read."""
-        counts, take = fitted(prompts, len(self.texts)), min(take, new)
+        counts = [max(1, n) for n in fitted(prompts, len(self.texts))]
+        take = min(take, new)
         tokens = self.random_tokens(seed, len(counts), max(counts))
         given = [row[-count:] for row, count in zip(tokens, counts, strict=True)]
         if not self.has_room([count + new - 1 for count in counts]):

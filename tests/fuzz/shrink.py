@@ -17,12 +17,12 @@ PLAIN = {
 
 
 def shrunk(failure: Failure, seconds: float = SECONDS) -> Failure:
-    """Smaller while it still fails, in whatever way."""
+    """Smaller while it still fails with the same class of error."""
     until, best = time.monotonic() + seconds, failure
     while time.monotonic() < until:
         for case in smaller(best.case):
             found = failure_of_any(case)
-            if found is not None:
+            if found is not None and type(found.error) is type(failure.error):
                 best = found
                 break
             if time.monotonic() > until:
