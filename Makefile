@@ -59,7 +59,7 @@ weights: .venv/.all
 test: weights
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 	$(PY) -m tools.notebooks test
 
 fuzz: .venv/.all
