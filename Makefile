@@ -79,6 +79,7 @@ bench: .venv/.all
 	$(PY) -m benchmarks.generation
 	$(PY) -m benchmarks.caches
 	$(PY) -m benchmarks.blocks
+	$(PY) -m benchmarks.engine
 
 clean:
 	rm -rf _build build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
