@@ -4,9 +4,11 @@ A kind is a placement of ``PLACED`` and a store of ``cache_kinds.STORES``. What 
 vector is written out there, from the definitions of the formats.
 """
 
+import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from oracles.cache_kinds import STORES, Stored
 
@@ -18,7 +20,6 @@ from kvbook.cache import (
     Paged,
     PrefixCache,
 )
-from kvbook.cache.block_key import sha256
 from kvbook.cache.build import cache_of
 from kvbook.config import ModelConfig
 from kvbook.model.transformer import Transformer
@@ -26,9 +27,17 @@ from kvbook.model.transformer import Transformer
 Sizes = dict[str, int]
 
 
-def last_token(message: bytes) -> bytes:
+class LastToken:
     """So weak a digest that blocks share a key whatever stands before their last token."""
-    return message[-8:]
+
+    def __init__(self) -> None:
+        self.end = b""
+
+    def update(self, text: bytes) -> None:
+        self.end = (self.end + text)[-8:]
+
+    def digest(self) -> bytes:
+        return self.end
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,7 @@ class Placed:
     sizes: Callable[[random.Random, int], Sizes]  # what is drawn for a store's tile
     rollback: int | None = None
     owned: bool = False  # whether sequences own the blocks, and rows are bound to them
-    digest: Callable[[bytes], bytes] | None = None  # of a prefix cache over the blocks
+    digest: Callable[[], Any] | None = None  # of a prefix cache over the blocks
     single: bool = False  # whether only single tokens are written, without a tail
 
     def takes(self, stored: Stored) -> bool:
@@ -92,8 +101,8 @@ PLACED = {
     "paged": Placed(paged, pool_sizes),
     "paged, read by tiles": Placed(paged_by_tiles, pool_sizes, single=True),
     "bound": Placed(bound, pool_sizes, owned=True, single=True),
-    "prefix": Placed(bound, pool_sizes, owned=True, single=True, digest=sha256),
-    "prefix, weak keys": Placed(bound, pool_sizes, owned=True, single=True, digest=last_token),
+    "prefix": Placed(bound, pool_sizes, owned=True, single=True, digest=hashlib.sha256),
+    "prefix, weak keys": Placed(bound, pool_sizes, owned=True, single=True, digest=LastToken),
 }
 KINDS = [
     (placed, stored)

@@ -378,7 +378,15 @@ class Rows(Machine):
         return {"seed": rnd.randrange(1000), "last": rnd.random() < 0.2}
 
     def draw_chunk(self, rnd: random.Random) -> Given:
-        return {"n": rnd.choice([2, 2, 3, 4, 6, 9, 13]), **self.draw_one(rnd)}
+        n = rnd.choice([2, 2, 3, 4, 6, 9, 13, self.edge(rnd)])
+        return {"n": n, **self.draw_one(rnd)}
+
+    def edge(self, rnd: random.Random) -> int:
+        """As many tokens as every row can just take, or one more."""
+        n = 1
+        while self.has_room([n + 1] * len(self.texts)):
+            n += 1
+        return n + rnd.randint(0, 1)
 
     def draw_ragged(self, rnd: random.Random) -> Given:
         counts = self.counts(rnd, rnd.choice([1, 2, 3, 5, 8]))
@@ -423,7 +431,7 @@ class Rows(Machine):
     def draw_generate(self, rnd: random.Random) -> Given:
         return {
             "prompts": [rnd.randint(1, 4) for _ in self.texts],
-            "new": rnd.randint(1, 4),
+            "new": rnd.choice([1, 2, 3, 4, min(9, self.edge(rnd))]),
             "stop": rnd.choice([[], [rnd.randrange(3), rnd.randrange(4)]]),
             "temperature": rnd.choice([0.0, 0.0, 1.0]),
             "seed": rnd.randrange(1000),
