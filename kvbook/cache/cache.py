@@ -102,6 +102,12 @@ class KVCache:
         return min(limits) if limits else None
 
     @property
+    def rollback(self) -> int | None:
+        """Tokens that ``truncate`` can take back after any step; ``None``: all of them."""
+        limits = [group.rollback for group in self.groups if group.rollback is not None]
+        return min(limits) if limits else None
+
+    @property
     def device(self) -> torch.device:
         return self.groups[0].device
 

@@ -55,6 +55,11 @@ class CacheGroup:
         return self.placement.capacity
 
     @property
+    def rollback(self) -> int | None:
+        """Tokens that can be taken back at any time; ``None``: all of them."""
+        return self.placement.rollback
+
+    @property
     def kind(self) -> LayerKind:
         return self.store.kind
 

@@ -48,6 +48,7 @@ class Placement:
     rows: int  # sequences
     store_shape: tuple[int, int]  # rows and slots per row of the store that belongs to it
     capacity: int | None = None  # tokens that one row can hold; None: no limit of its own
+    rollback: int | None = None  # tokens that can be taken back at any time; None: all of them
     pools: tuple[BlockPool, ...] = ()  # where its slots come from, if not from the store alone
 
     def check_room(self, step: Step) -> None:

@@ -42,6 +42,8 @@ class Ring(Placement):
     the highest whose slot may hold something written earlier.
     """
 
+    rollback: int
+
     def __init__(self, rows: int, window: int, rollback: int = 1, sinks: int = 0) -> None:
         check_sizes(rows=rows, window=window, rollback=rollback)
         check_counts_from_zero(sinks=sinks)

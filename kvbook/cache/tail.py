@@ -53,6 +53,13 @@ class TailedGroup(CacheGroup):
         placement.check_write_size(store.write_size)
 
     @property
+    def rollback(self) -> int | None:
+        """Those of the tail, and of the settled ones what store and placement allow."""
+        if self.store.write_size > 1:
+            return self.tail
+        return None if self.placement.rollback is None else self.placement.rollback + self.tail
+
+    @property
     def tensors(self) -> list[Tensor]:
         return self.store.tensors + self.recent.tensors
 

@@ -31,7 +31,7 @@ class ModelConfig:
     Example: SmolLM2-135M has 30 layers, 9 query heads over 3 KV heads of width 64.
 
     >>> ModelConfig(vocab_size=49152, d_model=576, n_layers=30, n_heads=9, n_kv_heads=3,
-    ...             head_dim=64, d_mlp=1536).group
+    ...             head_dim=64, d_mlp=1536).queries_per_kv_head
     3
     """
 
@@ -144,7 +144,7 @@ class ModelConfig:
         return self.head_dim**-0.5 * factor
 
     @property
-    def group(self) -> int:
+    def queries_per_kv_head(self) -> int:
         """Query heads that share one KV head: H / Hkv."""
         return self.n_heads // self.n_kv_heads
 

@@ -86,7 +86,7 @@ def stream_cached(
     tokens, counts = left_pad(prompts)
     if cache is None:
         cache = model.new_cache(len(prompts), max(counts) + max_new_tokens - 1)
-    _check_room(cache, [count + max_new_tokens - 1 for count in counts], model)
+    check_room(cache, [count + max_new_tokens - 1 for count in counts], model)
     return _steps_cached(model, tokens, counts, max_new_tokens, sampler, cache, stop_tokens)
 
 
@@ -152,7 +152,7 @@ def generate_cached(
     if cache is None:
         return _collect(steps, len(prompts), stop_tokens)
     counts = [len(prompt) for prompt in prompts]
-    _check_room(cache, [count + max_new_tokens for count in counts], model)
+    check_room(cache, [count + max_new_tokens for count in counts], model)
     with _all_or_nothing(cache):
         before = cache.lengths
         texts = _collect(steps, len(prompts), stop_tokens)
@@ -263,7 +263,7 @@ def _check(
     check_tokens(tokens, model.config.vocab_size)
 
 
-def _check_room(cache: KVCache, counts: Sequence[int], model: Transformer) -> None:
+def check_room(cache: KVCache, counts: Sequence[int], model: Transformer) -> None:
     """Raise ``CacheFullError`` unless each row can take so many more tokens."""
     check_class("cache", cache, KVCache, "model.new_cache() makes one")
     if len(cache.lengths) != len(counts):

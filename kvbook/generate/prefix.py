@@ -45,7 +45,7 @@ def stream_with_prefix(
     tokens, [count] = left_pad([prompt])
     check_request(model, count, max_new_tokens, (), sampler)
     check_tokens(tokens, model.config.vocab_size)
-    _check_same_blocks(cache, prefix)
+    check_same_blocks(cache, prefix)
 
     def begin() -> CachedSequence:
         return prefix.begin(prompt, identity, resumed=resumed)
@@ -102,7 +102,7 @@ def generate_with_prefix(
     return text
 
 
-def _check_same_blocks(cache: KVCache, prefix: PrefixCache) -> None:
+def check_same_blocks(cache: KVCache, prefix: PrefixCache) -> None:
     """Raise ``ValueError`` unless the blocks that the prefix names are those of the cache."""
     check_class("cache", cache, KVCache, "model.new_bound_cache() makes one")
     check_class("prefix", prefix, PrefixCache, "PrefixCache(pool, fingerprint)")

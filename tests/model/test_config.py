@@ -166,7 +166,7 @@ def test_an_explicit_head_width_wins_over_the_quotient() -> None:
 
 def test_without_kv_heads_there_is_one_for_each_query_head() -> None:
     assert ModelConfig.from_hf(without(LLAMA, "num_key_value_heads")).n_kv_heads == 32
-    assert ModelConfig.from_hf(LLAMA).group == 4
+    assert ModelConfig.from_hf(LLAMA).queries_per_kv_head == 4
 
 
 def test_the_head_is_tied_when_the_config_says_so() -> None:

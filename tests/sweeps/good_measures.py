@@ -9,7 +9,8 @@ from torch import Tensor
 import kvbook
 from kvbook import measure, plots
 from kvbook.accounting import Hardware
-from sweeps import good_sizes as good_sizes  # its calls join the table
+from sweeps import good_drafts as good_drafts  # its calls join the table
+from sweeps import good_sizes as good_sizes
 from sweeps.good_calls import (
     GOOD,
     MODEL,

@@ -109,10 +109,10 @@ simple("format_bytes", accounting.format_bytes, size=1)
 
 # ---- Operations, traffic, machines
 
-simple("causal_pairs", accounting.causal_pairs, T=1, S=0, window=4)
+simple("causal_pairs", accounting.causal_pairs, T=1, past=0, window=4)
 simple("attention_flops", accounting.attention_flops, pairs=1, heads=1, key_width=1, value_width=1)
-simple("step_flops", accounting.step_flops, config=LLAMA_3_8B, T=1, S=0, batch=1, logits=1)
-simple("step_traffic", accounting.step_traffic, config=LLAMA_3_8B, T=1, S=0, batch=1,
+simple("step_flops", accounting.step_flops, config=LLAMA_3_8B, T=1, past=0, batch=1, logits=1)
+simple("step_traffic", accounting.step_traffic, config=LLAMA_3_8B, T=1, past=0, batch=1,
        weights="bf16", cache="bf16")  # fmt: skip
 simple("intensity", accounting.intensity, flops=1, moved_bytes=1)
 simple("Hardware", Hardware, name="x", peak_flops={"float32": 1.0}, bandwidth=1.0, memory=1,

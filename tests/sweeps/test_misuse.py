@@ -25,6 +25,7 @@ BETWEEN_PARTS = {
     kvbook.Placement, kvbook.Contiguous, kvbook.Ring, kvbook.Paged, kvbook.BoundPaged,
     kvbook.Store, kvbook.DenseStore, kvbook.SlotMajorStore, kvbook.CodedStore,
     kvbook.CacheGroup, kvbook.TailedGroup, kvbook.DirectGroup,
+    kvbook.ModelDraft, kvbook.PromptLookup, kvbook.Draft,
 }  # fmt: skip
 ELSEWHERE = {"kvbook.errors", "kvbook.measure.clock.Clock"}  # these need no call at all
 NOT_TRIED = {
@@ -43,6 +44,8 @@ WITHOUT_A_CALL = {
     "KVView.read": "no argument", "KVView": "made by a cache",
     "load_gallery": "no argument", "empty_layer": "no argument", "Format.describe": "no argument",
     "Layer.with_keys_as_values": "no argument", "PoolLayout": "made by pool_layout",
+    "Acceptance": "made by accept_drafts", "Speculation": "made by speculate",
+    "Draft": "a protocol", "Proposal": "made by a draft",
 }  # fmt: skip
 
 

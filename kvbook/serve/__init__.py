@@ -1,0 +1,39 @@
+"""Serving: requests that come over time, scheduled step by step over one pool of blocks.
+
+``Engine`` is the way in: ``add(Request(...))`` gives an id, ``step()`` and ``run()`` give
+``Output`` records, ``cancel(id)`` ends a request; ``requests`` and ``steps`` hold what was
+measured. ``make_trace`` and ``replay`` bring requests over time, ``serve_static`` serves the same
+trace in padded batches, ``simulate`` runs a ``Scheduler`` without a model, and
+``kvbook.serve.timeline`` draws who ran when.
+"""
+
+from kvbook.serve.clock import Clock, LogicalClock, WallClock
+from kvbook.serve.engine import Engine
+from kvbook.serve.records import Output, Ran, RequestRecord, StepRecord
+from kvbook.serve.request import Request
+from kvbook.serve.scheduler import Job, Scheduler, Work
+from kvbook.serve.simulate import simulate
+from kvbook.serve.static import Served, serve_static
+from kvbook.serve.trace import Arrival, Mix, make_trace, replay
+
+__all__ = [
+    "Arrival",
+    "Clock",
+    "Engine",
+    "Job",
+    "LogicalClock",
+    "Mix",
+    "Output",
+    "Ran",
+    "Request",
+    "RequestRecord",
+    "Scheduler",
+    "Served",
+    "StepRecord",
+    "WallClock",
+    "Work",
+    "make_trace",
+    "replay",
+    "serve_static",
+    "simulate",
+]
