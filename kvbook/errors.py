@@ -35,3 +35,11 @@ class DownloadError(ValueError):
 
 class UnfinishedStepError(ValueError):
     """A forward pass that was begun and did not come to its end, and what follows it."""
+
+
+class QueueFullError(ValueError):
+    """More requests than may wait."""
+
+
+class UnknownRequestError(ValueError):
+    """A request that is not under way: it has ended, or never was."""

@@ -90,8 +90,8 @@ class BlockPool:
             )
         taken = free[: -n - 1 : -1]  # from the top of the stack, n of them or all
         del free[-n:]
-        while len(taken) < n:
-            taken.append(self._evict())
+        if len(taken) < n:
+            taken += self._evict(n - len(taken))
         for block in taken:
             owners[block] = 1
         return taken
@@ -234,11 +234,11 @@ class BlockPool:
                     f"released {times} times; release() it once for each allocate() and share()"
                 )
 
-    def _evict(self) -> int:
-        block, _ = self._evictable.popitem(last=False)
-        forget = self._kept.pop(block)
-        forget(block)
-        return block
+    def _evict(self, n: int) -> list[int]:
+        evicted = [self._evictable.popitem(last=False)[0] for _ in range(n)]
+        for block in evicted:
+            self._kept.pop(block)(block)
+        return evicted
 
 
 def counted(n: int, noun: str) -> str:
