@@ -99,7 +99,7 @@ def _steps_cached(
     cache: KVCache,
     stop_tokens: Collection[int],
 ) -> Iterator[Tensor]:
-    with _all_or_nothing(cache):
+    with all_or_nothing(cache):
         logits = model(tokens.to(model.device), cache, counts=counts, last_only=True)  # prefill
         chosen = choose(sampler, logits)
     yield chosen
@@ -110,7 +110,7 @@ def _steps_cached(
             running = [int(takes and token not in stop_tokens) for takes, token in drawn]
         if not any(running):
             return
-        with _all_or_nothing(cache):
+        with all_or_nothing(cache):
             logits = model(chosen[:, None], cache, counts=running, last_only=True)  # decode
             chosen = choose(sampler, logits)
         yield chosen
@@ -153,7 +153,7 @@ def generate_cached(
         return _collect(steps, len(prompts), stop_tokens)
     counts = [len(prompt) for prompt in prompts]
     check_room(cache, [count + max_new_tokens for count in counts], model)
-    with _all_or_nothing(cache):
+    with all_or_nothing(cache):
         before = cache.lengths
         texts = _collect(steps, len(prompts), stop_tokens)
         # A row that went to the limit has not read its last token; one that met a stop token has.
@@ -187,7 +187,7 @@ def choose(sampler: Sampler, logits: Tensor) -> Tensor:
 
 
 @contextmanager
-def _all_or_nothing(cache: KVCache) -> Iterator[None]:
+def all_or_nothing(cache: KVCache) -> Iterator[None]:
     """If what is inside fails, the cache is taken back to what it held before.
 
     Where it cannot be, because a window has let tokens go, a note on the error says so.
