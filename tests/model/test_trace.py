@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles.toys import LATENT, reference_logits, text, toy
 
-from kvbook.model.trace import cached_entries, logits_in_pieces
+from kvbook.model.trace import cached_entries, hidden_states, logits_in_pieces
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,3 +41,14 @@ def test_a_piece_without_tokens_is_refused(cuts: list[int]) -> None:
 def test_entries_of_two_widths_do_not_go_into_one_tensor() -> None:
     with pytest.raises(ValueError, match=r"ask cache\.entries"):
         cached_entries(toy(**LATENT), torch.tensor(text(3)))
+
+
+def test_a_look_inside_leaves_nothing_behind() -> None:
+    """Nor does one that fails: a hook that stayed would keep every later pass's states."""
+    model = toy()
+    hidden_states(model, torch.tensor([[1, 2, 3]]))
+    with pytest.raises(ValueError, match="token"):
+        hidden_states(model, torch.tensor([[1, 2]]), model.new_cache(1, 1))
+    for block in model.blocks:
+        assert not block._forward_hooks
+        assert not block._forward_pre_hooks
