@@ -126,15 +126,16 @@ def details_render(chapter: Chapter) -> list[str]:
 def links(chapter: Chapter) -> list[str]:
     """Links resolve. They name no heading: its address differs between viewers.
 
-    `#cell-id=ID` leads to a cell of the same chapter in the HTML and in JupyterLab.
+    `#cell-id=ID` leads to a code cell of the same chapter in the HTML and in JupyterLab; the HTML has
+    no such address for Markdown.
     """
     found = []
-    ids = {cell.id for cell in chapter.notebook.cells}
+    ids = {cell.id for cell in chapter.notebook.cells if cell.cell_type == "code"}
     for cell in chapter.markdown:
         for target in _targets(cell.source):
             if target.startswith(CELL_LINK):
                 if target.removeprefix(CELL_LINK) not in ids:
-                    found.append(f"cell {cell.id}: {target} names no cell of this chapter")
+                    found.append(f"cell {cell.id}: {target} names no code cell of this chapter")
                 continue
             if re.match(r"https://|mailto:", target):
                 continue
