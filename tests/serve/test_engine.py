@@ -152,7 +152,9 @@ def test_drafts_change_no_token_and_save_steps(drafts: int, sampler: Sampler) ->
     for k in (0, drafts):
         request = Request(prompt, 24, sampler, drafts=k)
         server = engine()
+        storage = [tensor.data_ptr() for tensor in server.cache.tensors]
         assert texts_of(server, request) == alone(request)
+        assert [tensor.data_ptr() for tensor in server.cache.tensors] == storage
         [record] = server.requests
         steps[k] = len(server.steps)
         # Every token but the last is computed; of the drafts, those that fell as well.

@@ -17,6 +17,7 @@ from oracles.serving import alone, check_blocks, engine, requests, texts
 from oracles.toys import text, toy
 from torch import Tensor
 
+from kvbook.cache import PrefixCache
 from kvbook.errors import CacheFullError, QueueFullError, UnknownRequestError
 from kvbook.generate import Sampler, greedy
 from kvbook.model.transformer import Attention
@@ -147,6 +148,32 @@ def test_a_draw_that_was_interrupted_comes_again(drafts: int) -> None:
             interrupted += 1
     assert interrupted > 5
     assert found == alone(replace(request, sampler=Sampler(temperature=1.0)))
+
+
+@pytest.mark.parametrize("call", ["commit", "retract", "end"])
+def test_an_interrupt_between_a_token_and_its_place_in_the_cache(call: str) -> None:
+    chance, interrupted = Random(2), 0
+    done = getattr(PrefixCache, call)
+
+    def interrupting(*arguments: Any) -> Any:
+        if chance.random() < 0.2:
+            raise KeyboardInterrupt
+        return done(*arguments)
+
+    server = engine(blocks=12, token_budget=30)
+    repeating = [Request(text(3, seed=n) * 4, 9 + n, seed=n, drafts=3) for n in range(6)]
+    asked = {server.add(r): r for r in [*requests(10, seed=2, drafts=3), *repeating]}
+    found: dict[int, list[int]] = {}
+    with mock.patch.object(PrefixCache, call, interrupting):
+        while server.busy:
+            try:
+                for output in server.step():
+                    found.setdefault(output.id, []).extend(output.tokens)
+            except KeyboardInterrupt:
+                interrupted += 1
+    assert interrupted > 5
+    assert found == {id: alone(request) for id, request in asked.items()}
+    assert server.pool.in_use == 0
 
 
 # ---- A sampler that raises
