@@ -177,8 +177,9 @@ class Scheduler:
     def schedule(self) -> list[Work]:
         """The next step: at most one ``Work`` for each running request."""
         self._give_up_the_late()
-        for job in [job for job in self.running if job.reason is not None]:
-            self.end(job, job.reason)  # an interrupt came between its last token and its end
+        for job in list(self.running):
+            if job.reason is not None:  # an interrupt came between its last token and its end
+                self.end(job, job.reason)
         self.preempted = []
         plan: list[Work] = []
         budget = self.token_budget
