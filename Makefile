@@ -1,22 +1,27 @@
-# make book | lab | test | execute | bind | repository | bench | clean
+# make book | lab | test | fuzz | execute | bind | repository | bench | clean
 #
 # PYTHON       the interpreter that .venv is made with (3.11 to 3.13)
 # TORCH_INDEX  optional: the index that torch is taken from, for PyTorch's CPU build
+# SECONDS      how long make fuzz draws cases
+# SEED         which cases it draws
 
 PYTHON ?= python3
 TORCH_INDEX ?=
+SECONDS ?= 60
+SEED ?= 0
 BIN := .venv/bin
 PY := $(BIN)/python
 # No prompt, no chatter: what pip prints is what went wrong.
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help book lab weights test execute bind repository bench clean
+.PHONY: help book lab weights test fuzz execute bind repository bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make book        install the book's tools and build the HTML (no torch)"
 	@echo "make lab         install everything and open the chapters in JupyterLab"
 	@echo "make test        everything that CI runs"
+	@echo "make fuzz        random models, caches and schedules against plain models"
 	@echo "make execute     re-run the chapters in place and normalize them"
 	@echo "make bind        rewrite tests/numbers.lock; read its diff"
 	@echo "make repository  carry the repository URL from pyproject.toml to where it is used"
@@ -54,8 +59,11 @@ weights: .venv/.all
 test: weights
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 	$(PY) -m tools.notebooks test
+
+fuzz: .venv/.all
+	$(PY) -m tests.fuzz --seconds $(SECONDS) --seed $(SEED)
 
 execute: weights
 	$(PY) -m tools.notebooks execute
@@ -71,6 +79,7 @@ bench: .venv/.all
 	$(PY) -m benchmarks.generation
 	$(PY) -m benchmarks.caches
 	$(PY) -m benchmarks.blocks
+	$(PY) -m benchmarks.engine
 
 clean:
 	rm -rf _build build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

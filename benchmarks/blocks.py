@@ -13,8 +13,8 @@ import itertools
 import json
 import random
 import statistics
+import struct
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -201,11 +201,11 @@ def digest_all(prompts: Iterable[list[int]]) -> None:
     """What no prefix cache with SHA-256 can do without: a digest per block, and a dict."""
     seen: dict[bytes, int] = {}
     for prompt in prompts:
-        key, tokens = b"", array("q", prompt).tobytes()
+        running, tokens = hashlib.sha256(), struct.pack(f"{len(prompt)}q", *prompt)
         width = BLOCK_SIZE * 8  # bytes
         for start in range(0, PROMPT_BLOCKS * width, width):
-            key = hashlib.sha256(key + tokens[start : start + width]).digest()
-            seen[key] = start
+            running.update(tokens[start : start + width])
+            seen[running.digest()] = start
 
 
 def lend(case: Case) -> Contenders:

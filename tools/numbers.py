@@ -10,15 +10,17 @@ bound: for that, read the lock's diff, which quotes the line each number was fou
 A claim must occur, as printed, in a code literal or in the text that a cell prints. Comments,
 strings, figures, the code of cells tagged `plot` and the output of cells tagged
 `nbval-ignore-output` (timings) do not count.
-Digits are read in all chapters, number words and the alt texts of figures in those that are in the
-new form. A claim with a measured unit goes to a line that prints it with that unit if there is one.
+Read are digits and number words of the prose, of the alt texts of figures and of comments in code.
+A claim with a measured unit goes to a line that prints it with that unit if there is one.
 """
 
 import argparse
 import ast
 import difflib
+import io
 import re
 import sys
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -75,6 +77,25 @@ def spoken_of(notebook: NotebookNode) -> list[tuple[int, str, list[Numeral]]]:
         read += [word for block in blocks for word in number_words.of_block(block)]
         found.append((index, name, read))
     return found
+
+
+def comments_of(notebook: NotebookNode) -> list[tuple[int, str, list[Numeral]]]:
+    """The digits and number words of the comments in each code cell."""
+    found = []
+    for index, cell in enumerate(notebook.cells):
+        if cell.cell_type == "code":
+            blocks = [prose.Block((prose.Span("text", text),)) for text in comments(cell.source)]
+            read = [numeral for block in blocks for numeral in numerals.of_block(block)]
+            read += [word for block in blocks for word in number_words.of_block(block)]
+            found.append((index, f"{cell.id} comments", read))
+    return found
+
+
+def comments(source: str) -> list[str]:
+    """The text of each comment, without its mark."""
+    lines = io.StringIO(notebooks.python_of(source)).readline
+    tokens = tokenize.generate_tokens(lines)
+    return [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
 
 
 def evidence_of(notebook: NotebookNode) -> Evidence:
@@ -168,9 +189,10 @@ def bind(
 def bind_chapter(chapter: str, notebook: NotebookNode) -> tuple[list[str], list[str]]:
     """The same as `bind`, from the notebook itself."""
     try:
-        cells = sorted(numerals_of(notebook) + spoken_of(notebook), key=lambda item: item[0])
+        read = numerals_of(notebook) + spoken_of(notebook) + comments_of(notebook)
+        cells = sorted(read, key=lambda item: item[0])
         return bind(chapter, cells, evidence_of(notebook))
-    except SyntaxError as error:
+    except (SyntaxError, tokenize.TokenError) as error:
         raise ValueError(f"{chapter}: a code cell is not Python: {error}") from error
 
 

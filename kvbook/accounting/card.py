@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
-from kvbook.accounting.units import check_count, format_bytes, parse_bytes, parse_share, quoted
+from kvbook.accounting.units import (
+    check_count,
+    check_text,
+    format_bytes,
+    parse_bytes,
+    parse_share,
+    quoted,
+)
 
 AT_BITS = re.compile(
     r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([MBT])\s*@\s*(\d{1,3}(?:\.\d{1,10})?)\s*(?:bits?)?\s*",
@@ -28,6 +35,10 @@ class Weights:
 
     total_bytes: int
     words: str
+
+    def __post_init__(self) -> None:
+        check_count("total_bytes", self.total_bytes)
+        check_text("words", self.words)
 
     @classmethod
     def parse(cls, text: str) -> "Weights":

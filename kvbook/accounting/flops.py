@@ -4,8 +4,8 @@ Knows: matrix products of models whose heads keep keys and values of their own; 
 and an addition are two operations. Does not know: latent heads, norms, rotations, softmax,
 activations (a few per mille), or time.
 
-T new tokens follow S past ones. Without a cache everything is new: T = n, S = 0. With one, a
-decode step is T = 1, S = n.
+T new tokens follow `past` others. Without a cache everything is new: T = n, past = 0. With one, a
+decode step is T = 1, past = n.
 """
 
 from dataclasses import dataclass
@@ -44,8 +44,10 @@ class Flops:
         )
 
 
-def causal_pairs(T: int, S: int = 0, window: int | None = None) -> int:
-    """Pairs of a query and a key that it sees: sum of min(i, W) for i = S+1 … S+T.
+def causal_pairs(T: int, past: int = 0, window: int | None = None) -> int:
+    """Pairs of a query and a key that it sees: sum of min(i, W) for i = past + 1 … past + T.
+
+    ``past`` is the number of tokens before the T new ones. The last query sees S = past + T keys.
 
     Four tokens make 1 + 2 + 3 + 4 pairs, neither 16 (all) nor 8 (half of all).
 
@@ -53,12 +55,12 @@ def causal_pairs(T: int, S: int = 0, window: int | None = None) -> int:
     (10, 5, 7)
     """
     check_count("T", T)
-    check_count("S", S, 0)
+    check_count("past", past, 0)
     if window is None:
-        return T * S + T * (T + 1) // 2
+        return T * past + T * (T + 1) // 2
     check_count("window", window)
-    growing = min(max(window - S, 0), T)  # queries whose past still fits the window
-    return growing * S + growing * (growing + 1) // 2 + (T - growing) * window
+    growing = min(max(window - past, 0), T)  # queries whose past still fits the window
+    return growing * past + growing * (growing + 1) // 2 + (T - growing) * window
 
 
 def attention_flops(pairs: int, heads: int, key_width: int, value_width: int) -> tuple[int, int]:
@@ -74,9 +76,9 @@ def attention_flops(pairs: int, heads: int, key_width: int, value_width: int) ->
 
 
 def step_flops(
-    config: ModelConfig, T: int, S: int = 0, batch: int = 1, logits: int | None = None
+    config: ModelConfig, T: int, past: int = 0, batch: int = 1, logits: int | None = None
 ) -> Flops:
-    """One forward pass of ``batch`` rows of T new tokens after S past ones.
+    """One forward pass of ``batch`` rows of T new tokens after ``past`` others.
 
     ``logits`` is the number of positions per row that the head is asked for, T unless given.
     Raises ``ValueError`` for a negative count, T or batch of 0, or more logits than tokens, and
@@ -84,7 +86,7 @@ def step_flops(
     """
     check_heads(config)
     check_count("batch", batch)
-    pairs = batch * sum(causal_pairs(T, S, visible) for visible in visible_limits(config))
+    pairs = batch * sum(causal_pairs(T, past, visible) for visible in visible_limits(config))
     asked = T if logits is None else check_count("logits", logits, 0, T)
     C, H, Hkv, D = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     tokens, L = batch * T, config.n_layers

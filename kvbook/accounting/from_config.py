@@ -38,6 +38,7 @@ from kvbook.accounting.shared_caches import (
 from kvbook.accounting.sparse_attention import compressed_layers, with_index_keys
 from kvbook.config.counts import check_count
 from kvbook.config.family_defaults import family
+from kvbook.config.latent_switch import latents_switched
 from kvbook.config.spellings import (
     HEAD_WIDTH,
     HEADS,
@@ -51,7 +52,6 @@ from kvbook.errors import UnsupportedModelError
 
 Caches = tuple[Layer, ...]  # of one layer of the model: most have one
 
-LATENT_WIDTHS = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 NOT_COUNTED = {
     "rwkv": "a state of its own kind", "xlstm": "a state of its own kind",
     "reformer": "hashed attention", "zaya": "convolutions of keys",
@@ -91,11 +91,9 @@ def layers_of(fields: Fields, source_tokens: int | None = None) -> tuple[Layer, 
 
 
 def uses_latents(fields: Fields) -> bool:
-    """Whether the model has multi-head latent attention; its widths may be null or zero if not."""
-    if fields.get("use_mla") is False:
-        fields.idle("kv_lora_rank", "q_lora_rank", *LATENT_WIDTHS)
-        return False
-    return fields.get("kv_lora_rank") is not None
+    """Whether the model has multi-head latent attention."""
+    switched = latents_switched(fields)
+    return fields.get("kv_lora_rank") is not None if switched is None else switched
 
 
 def head_layers(fields: Fields, kinds: list[str]) -> list[Caches]:
@@ -142,7 +140,8 @@ def latent_layers(fields: Fields, kinds: list[str]) -> list[Caches]:
     """Layers with one latent vector per token (MLA), and recurrent ones."""
     if set(kinds) & {WINDOW, CHUNK, BOTH}:
         raise UnsupportedModelError(
-            "kv_lora_rank with windowed layers is not counted here; a latent layer keeps all tokens"
+            "kv_lora_rank with windowed layers, or with a state beside it, is not counted here; a "
+            "latent layer keeps all tokens and nothing else"
         )
     latent = latent_layer(
         rank=count(fields, "kv_lora_rank"),
@@ -168,7 +167,13 @@ def with_cross_layers(
     if not isinstance(numbers, list | tuple):
         raise ValueError(f"cross_attention_layers must be a list of layers, got {numbers!r:.40}")
     source, last = source_length(fields, source_tokens), len(layers) - 1
-    for i in [check_count("a layer in cross_attention_layers", i, 0, last) for i in numbers]:
+    for i in {check_count("a layer in cross_attention_layers", i, 0, last) for i in numbers}:
+        if len(layers[i]) != 1 or layers[i][0].kind != FULL or len(layers[i][0].per_token) != 2:
+            raise UnsupportedModelError(
+                f"cross_attention_layers names layer {i}, which keeps something else too "
+                f"({', '.join(cache.kind for cache in layers[i])}); counted here are layers that "
+                "keep keys and values of everything"
+            )
         keys, values = layers[i][0].per_token
         layers[i] = (cross_layer(source, keys.heads, keys.width, values.width),)
     return layers

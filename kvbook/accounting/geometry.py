@@ -13,11 +13,17 @@ from typing import Any
 
 from kvbook.accounting.encoder_decoder import decoder_part
 from kvbook.accounting.from_config import layers_of
-from kvbook.accounting.layers import Layer, full_layer, latent_layer, window_layer
+from kvbook.accounting.layers import (
+    Layer,
+    check_layer_kind,
+    full_layer,
+    latent_layer,
+    window_layer,
+)
 from kvbook.accounting.prediction_layers import counted, prediction_layers
+from kvbook.accounting.units import check_count, check_kind, check_text, check_tuple
 from kvbook.config import ModelConfig
 from kvbook.config.config_file import read_config
-from kvbook.config.counts import check_count
 from kvbook.config.family_defaults import with_defaults
 from kvbook.config.positions import usable_positions
 from kvbook.config.spellings import Fields
@@ -47,7 +53,14 @@ class CacheGeometry:
     assumptions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_count("the number of layers", len(self.layers))
+        check_text("name", self.name)
+        check_tuple("layers", self.layers, Layer)
+        if not self.layers:
+            raise ValueError(f"layers must name at least one layer, got {self.layers}")
+        if self.max_positions is not None:
+            check_count("max_positions", self.max_positions)
+        check_count("extra_layers", self.extra_layers, 0)
+        check_tuple("assumptions", self.assumptions, str)
 
     @classmethod
     def from_hf(
@@ -70,6 +83,9 @@ class CacheGeometry:
         ``ValueError``) for a kind of cache that is not counted here, and for a field that nothing
         reads and whose name may speak of the cache.
         """
+        check_text("name", name)
+        if source_tokens is not None:
+            check_count("source_tokens", source_tokens)
         file = read_config(source, overrides)
         fields = Fields(decoder_part(with_defaults(file.fields, file.nested)))
         fields.idle(*(set(fields) - set(file.fields)))  # a default not asked for is no field
@@ -93,6 +109,7 @@ class CacheGeometry:
 
         A windowed layer keeps its window and, beside it, the ``sinks`` that stay visible.
         """
+        check_kind("config", config, ModelConfig, "ModelConfig.from_hf(…) or a model's .config")
         held = [None if window is None else window + config.sinks for window in config.windows]
         return cls(name, tuple(_layer(config, window) for window in held), config.max_positions)
 
@@ -119,7 +136,8 @@ class CacheGeometry:
         return replace(self, layers=tuple(once))
 
     def count(self, kind: str) -> int:
-        """Caches of one kind: full, window, chunk, latent, compressed, cross, recurrent, …"""
+        """Caches of one kind, of those in ``KINDS``."""
+        check_layer_kind(kind)
         return sum(layer.kind == kind for layer in self.layers)
 
 

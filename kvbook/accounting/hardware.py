@@ -64,6 +64,8 @@ class Hardware:
         check_rate("bandwidth", self.bandwidth)
         if self.memory is not None:
             check_count("memory", self.memory)
+        if not isinstance(self.provenance, Mapping):
+            raise ValueError(f"provenance must be a table of facts, got {quoted(self.provenance)}")
 
     def peak(self, dtype: str) -> float:
         """Operations per second in ``dtype``; ``ValueError`` if it is not stated."""

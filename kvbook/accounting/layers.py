@@ -6,7 +6,11 @@ the numbers come from.
 
 from dataclasses import dataclass, replace
 
-from kvbook.config.counts import check_count
+from kvbook.accounting.units import check_count, check_text, check_tuple, quoted
+
+KINDS = (
+    "full", "window", "chunk", "latent", "compressed", "cross", "recurrent", "shared", "none",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class Kept:
     width: int
 
     def __post_init__(self) -> None:
+        check_text("name", self.name)
         check_count(f"heads of {self.name}", self.heads)
         check_count(f"width of {self.name}", self.width)
 
@@ -27,7 +32,7 @@ class Kept:
         Rounded up: with fewer heads than devices each device holds one, so heads are repeated,
         and a single vector (a latent) is on every device.
         """
-        return -(-self.heads // devices)
+        return -(-self.heads // check_count("devices", devices))
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Layer:
 
     A layer that keeps two things (a window and a compressed history, say) is two records.
 
-    ``kind`` is full, window, chunk, latent, compressed, cross, recurrent, shared or none.
+    ``kind`` is one of ``KINDS``.
     ``per_token`` is kept of each token, ``window`` (W) of at most that many tokens, the newest
     included. With ``every`` above 1, so many tokens make one entry; a rest makes none.
     ``source_tokens`` entries are kept whatever the text's length (cross-attention).
@@ -55,8 +60,21 @@ class Layer:
     source_tokens: int | None = None
     stored_once: tuple[Kept, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_layer_kind(self.kind)
+        check_tuple("per_token", self.per_token, Kept)
+        check_tuple("expanded", self.expanded, Kept)
+        check_tuple("stored_once", self.stored_once, Kept)
+        if self.state is not None:
+            check_tuple("state", self.state, Kept)
+        check_count("every", self.every)
+        for name in ("window", "source_tokens"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+
     def tokens_held(self, tokens: int) -> int:
         """Entries kept of ``tokens`` tokens: those that the next query can still see from here."""
+        check_count("tokens", tokens, 0)
         if self.source_tokens is not None:
             return self.source_tokens
         entries = tokens // self.every
@@ -64,11 +82,13 @@ class Layer:
 
     def entries_of(self, tokens: int) -> int:
         """Entries that ``tokens`` more tokens add while no window is full."""
+        check_count("tokens", tokens, 0)
         return 0 if self.source_tokens is not None else tokens // self.every
 
-    def entries_reserved(self, slots: int) -> int:
-        """Entries set aside for a text that has ``slots`` slots, windows left aside."""
-        return -(-slots // self.every) if self.source_tokens is None else self.source_tokens
+    def tokens_kept_of(self, tokens: int) -> int:
+        """Tokens that have a place here, windows left aside: those of the text or of the source."""
+        check_count("tokens", tokens, 0)
+        return tokens if self.source_tokens is None else self.source_tokens
 
     def with_index_keys(self, width: int) -> "Layer":
         """The same layer with the keys of a sparse-attention indexer: one vector per token."""
@@ -81,6 +101,12 @@ class Layer:
         return replace(self, stored_once=self.per_token[:1])
 
 
+def check_layer_kind(kind: object) -> None:
+    """Raise ``ValueError`` for what is not one of ``KINDS``."""
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {quoted(kind)}")
+
+
 def full_layer(kv_heads: int, key_width: int, value_width: int) -> Layer:
     """Every past token is kept: ``kv_heads`` keys and as many values."""
     keys, values = Kept("keys", kv_heads, key_width), Kept("values", kv_heads, value_width)
@@ -89,7 +115,7 @@ def full_layer(kv_heads: int, key_width: int, value_width: int) -> Layer:
 
 def window_layer(window: int, kv_heads: int, key_width: int, value_width: int) -> Layer:
     """The last ``window`` tokens are kept, the current one included."""
-    check_count("window", window)
+    check_count("window", window)  # not None, as a record may have
     full = full_layer(kv_heads, key_width, value_width)
     return replace(full, kind="window", window=window)
 
@@ -113,7 +139,6 @@ def compressed_layer(every: int, width: int, index_width: int | None = None) -> 
 
     (DeepSeek-V4's technical report, sections 2.3.1 and 2.3.2, as written in transformers.)
     """
-    check_count("every", every)
     kept = Kept("compressed entries", 1, width)
     keys = () if index_width is None else (Kept("index keys", 1, index_width),)
     return Layer("compressed", (kept, *keys), every=every)
@@ -130,6 +155,7 @@ def latent_layer(
     """
     check_count("rank", rank)
     check_count("rope_width", rope_width)
+    check_count("nope_width", nope_width)
     latent = Kept("latents", 1, rank + rope_width)
     keys = Kept("keys", heads, nope_width + rope_width)
     return Layer("latent", (latent,), expanded=(keys, Kept("values", heads, value_width)))

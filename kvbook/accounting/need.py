@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from kvbook.accounting.formats import Format, bytes_of, parse_format
 from kvbook.accounting.geometry import CacheGeometry
 from kvbook.accounting.layers import Layer
-from kvbook.accounting.units import check_count, in_words, quoted
+from kvbook.accounting.units import check_count, check_kind, in_words
 
 BLOCK_TABLE_ENTRY_BYTES = 4  # a block number is a 32-bit integer
 STATE_BITS = 32  # recurrent states are kept in float32, as their accumulators are
@@ -28,7 +28,8 @@ class CacheSize:
 
     *Need* holds exactly the tokens that can still be read: a windowed layer at most W.
     *Reservation* is what an engine with one pool of blocks sets aside: whole blocks of
-    ``block_size`` tokens for each sequence, and windowed layers charged in full.
+    ``block_size`` tokens for each sequence (of a source that cross-attention reads too), and
+    windowed layers charged in full.
 
     Sizes in bytes are of the whole batch; slopes in bytes per token are of one sequence.
 
@@ -47,6 +48,17 @@ class CacheSize:
     dp: int = 1
     cp: int = 1
 
+    def __post_init__(self) -> None:
+        name = self.geometry
+        way_out = (
+            f"gallery_model({name!r:.60}).geometry" if isinstance(name, str)
+            else "CacheGeometry.from_hf(config), or gallery_model(name).geometry"
+        )  # fmt: skip
+        check_kind("geometry", self.geometry, CacheGeometry, way_out)
+        check_kind("format", self.format, Format, "parse_format(name)")
+        for count in ("tokens", "batch", "block_size", "devices", "dp", "cp"):
+            check_count(count, getattr(self, count))
+
     # ---- One device's share
 
     @property
@@ -56,6 +68,8 @@ class CacheSize:
 
     def layer_bytes(self, layer: Layer, tokens: int) -> int:
         """Bytes that ``layer`` takes here for ``tokens`` tokens of one sequence that are here."""
+        check_layer(layer)
+        check_count("tokens", tokens, 0)
         return sum(
             tokens * kept.heads_per_device(self.devices) * self.format.vector_bytes(kept.width)
             for kept in layer.per_token
@@ -63,11 +77,19 @@ class CacheSize:
 
     def slots_held(self, layer: Layer, tokens: int) -> int:
         """Entries of a sequence of ``tokens`` tokens that ``layer`` still needs, on this device."""
+        check_layer(layer)
         return share(layer.tokens_held(tokens), self.cp)
 
     def slots_written(self, layer: Layer, tokens: int) -> int:
         """Entries that ``layer`` writes for a sequence of ``tokens`` tokens, on this device."""
+        check_layer(layer)
         return share(replace(layer, window=None).tokens_held(tokens), self.cp)
+
+    def slots_reserved(self, layer: Layer) -> int:
+        """Entries set aside in ``layer``: those of whole blocks of tokens, of text or source."""
+        check_layer(layer)
+        here = share(layer.tokens_kept_of(self.tokens), self.cp)
+        return share(blocks_for(here, self.block_size) * self.block_size, layer.every)
 
     # ---- Totals
 
@@ -87,9 +109,7 @@ class CacheSize:
     @property
     def reservation(self) -> dict[str, int]:
         """Bytes reserved, by what they hold."""
-        here = share(self.tokens, self.cp)
-        slots = blocks_for(here, self.block_size) * self.block_size
-        return self._items(self.sequences, lambda layer: layer.entries_reserved(slots))
+        return self._items(self.sequences, self.slots_reserved)
 
     @property
     def need_bytes_stored_once(self) -> int | None:
@@ -205,16 +225,6 @@ def cache_size(
     Raises ``ValueError`` for a geometry of another type (a name is not one), a count below 1, an
     unknown dtype, or a group that does not divide a head's width.
     """
-    if not isinstance(geometry, CacheGeometry):
-        way_out = (
-            f"gallery_model({geometry!r:.60}).geometry" if isinstance(geometry, str)
-            else "CacheGeometry.from_hf(config), or gallery_model(name).geometry"
-        )  # fmt: skip
-        raise ValueError(f"geometry must be a CacheGeometry, got {quoted(geometry)}; use {way_out}")
-    counts = {"tokens": tokens, "batch": batch, "block_size": block_size}
-    counts |= {"devices": devices, "dp": dp, "cp": cp}
-    for name, number in counts.items():
-        check_count(name, number)
     size = CacheSize(geometry, tokens, batch, parse_format(dtype), block_size, devices, dp, cp)
     _ = size.bytes_per_token  # a group that does not fit is an error now, not when read
     return size
@@ -227,8 +237,12 @@ def per_token(grown: dict[str, int], period: int) -> int:
 
 def check_size(size: object) -> None:
     """Raise ``ValueError`` for what is not a ``CacheSize``."""
-    if not isinstance(size, CacheSize):
-        raise ValueError(f"size must be a CacheSize, got {quoted(size)}; use cache_size(…)")
+    check_kind("size", size, CacheSize, "cache_size(…)")
+
+
+def check_layer(layer: object) -> None:
+    """Raise ``ValueError`` for what is not a ``Layer``."""
+    check_kind("layer", layer, Layer, "those of a geometry")
 
 
 def blocks_for(tokens: int, block_size: int) -> int:

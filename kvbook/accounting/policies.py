@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvbook.accounting.need import CacheSize, blocks_for, check_size
 from kvbook.accounting.pool import pool_layout, spanned
+from kvbook.accounting.units import check_text, check_tuple, quoted
 from kvbook.errors import UnsupportedModelError
 
 CELLS = 256  # llama.cpp pads its caches to so many cells
@@ -25,6 +26,13 @@ class Policy:
     rule: str
     who: tuple[str, ...]
     count: Callable[[CacheSize], int]
+
+    def __post_init__(self) -> None:
+        check_text("name", self.name)
+        check_text("rule", self.rule)
+        check_tuple("who", self.who, str)
+        if not callable(self.count):
+            raise ValueError(f"count must be a function of a size, got {quoted(self.count)}")
 
     def bytes(self, size: CacheSize) -> int:
         """Bytes set aside for ``size.batch`` sequences of ``size.tokens`` tokens.

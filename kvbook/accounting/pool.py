@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from kvbook.accounting.formats import bytes_of
 from kvbook.accounting.layers import Kept, Layer
 from kvbook.accounting.need import CacheSize, blocks_for, check_size, share
+from kvbook.accounting.units import check_count
 from kvbook.errors import UnsupportedModelError
 
 CLOSE = 1.5  # kinds with fewer than so many times the layers of the smallest share its group size
@@ -65,10 +66,12 @@ class PoolLayout:
 
     def blocks(self, size: CacheSize) -> int:
         """Blocks that one sequence holds."""
+        check_size(size)
         return sum(kind.blocks(size) for kind in self.kinds)
 
     def tokens(self, blocks: int) -> int:
         """What the engine logs as "GPU KV cache size" for so many blocks."""
+        check_count("blocks", blocks, 0)
         return blocks // self.groups * min(kind.block_tokens for kind in self.kinds)
 
 
@@ -110,7 +113,7 @@ def stored(layer: Layer) -> Layer | None:
             "layouts of their own; a pool of equal pages is not counted here"
         )
     return replace(
-        layer, kind="attention" if layer.per_token else "recurrent", expanded=(), stored_once=()
+        layer, kind="full" if layer.per_token else "recurrent", expanded=(), stored_once=()
     )
 
 

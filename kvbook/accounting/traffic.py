@@ -44,15 +44,15 @@ class Traffic:
 def step_traffic(
     config: ModelConfig,
     T: int,
-    S: int = 0,
+    past: int = 0,
     batch: int = 1,
     weights: str | Format = "bfloat16",
     cache: str | Format = "bfloat16",
 ) -> Traffic:
-    """The least bytes of one pass of ``batch`` rows of T new tokens after S past ones.
+    """The least bytes of one pass of ``batch`` rows of T new tokens after ``past`` others.
 
     The new keys and values are written and then read with the others, as each token sees
-    itself: a decode step at T = 1 and S = n reads n + 1 tokens of each sequence. A layer with a
+    itself: a decode step at T = 1 reads past + 1 tokens of each sequence. A layer with a
     window reads what its queries see.
 
     Raises ``ValueError`` for a negative count, T or batch of 0, or an unknown dtype, and
@@ -60,7 +60,7 @@ def step_traffic(
     """
     check_heads(config)
     check_count("T", T)
-    check_count("S", S, 0)
+    check_count("past", past, 0)
     check_count("batch", batch)
     form, L = parse_format(weights), config.n_layers
     C, F, V = config.d_model, config.d_mlp, config.vocab_size
@@ -74,7 +74,7 @@ def step_traffic(
     norms += 2 * form.vector_bytes(config.head_dim) if config.qk_norm else 0
 
     # Of the past, the first new query sees the most: all but one of what its layer allows.
-    seen = [S if most is None else min(S, most - 1) for most in visible_limits(config)]
+    seen = [past if most is None else min(past, most - 1) for most in visible_limits(config)]
     vectors = 2 * config.n_kv_heads * batch  # a key and a value
     kv_bytes = parse_format(cache).vector_bytes(config.head_dim)
     return Traffic(

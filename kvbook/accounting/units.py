@@ -108,6 +108,18 @@ def check_text(name: str, value: object) -> None:
         raise ValueError(f"{name} must be a string, got {quoted(value)}")
 
 
+def check_kind(name: str, value: object, kind: type, way_out: str) -> None:
+    """Raise ``ValueError`` unless ``value`` is an object of this class."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} must be a {kind.__name__}, got {quoted(value)}; use {way_out}")
+
+
+def check_tuple(name: str, value: object, kind: type) -> None:
+    """Raise ``ValueError`` unless ``value`` is a tuple of objects of this class."""
+    if not isinstance(value, tuple) or not all(isinstance(each, kind) for each in value):
+        raise ValueError(f"{name} must be a tuple of {kind.__name__}, got {quoted(value)}")
+
+
 def quoted(value: object) -> str:
     """Any value as an error message quotes it: in one line, and cut short where it is long."""
     if isinstance(value, int) and abs(value) >= 10**30:

@@ -66,7 +66,7 @@ class Float8E4M3:
     largest: float = 448.0
 
     def encode(self, numbers: Tensor) -> Tensor:
-        return numbers.to(float8_type()).view(torch.uint8)
+        return rounded_to_e4m3(numbers).to(float8_type()).view(torch.uint8)
 
     def decode(self, codes: Tensor, width: int, dtype: torch.dtype) -> Tensor:
         return codes.view(float8_type()).to(dtype)
@@ -88,6 +88,21 @@ class Float4E2M1:
     def decode(self, codes: Tensor, width: int, dtype: torch.dtype) -> Tensor:
         pairs = F.embedding(codes.int(), e2m1_pairs(dtype, codes.device))
         return pairs.flatten(-2)[..., :width]
+
+
+def rounded_to_e4m3(numbers: Tensor) -> Tensor:
+    """The nearest numbers of E4M3, ties to the even one.
+
+    PyTorch takes float64 to eight bits by way of float32, which rounds twice: a number just above
+    the middle of two would first become the middle, and then the lower one.
+
+    >>> rounded_to_e4m3(torch.tensor([336.0, 336.000001], dtype=torch.float64)).tolist()
+    [320.0, 352.0]
+    """
+    _, exponents = torch.frexp(numbers)  # numbers are at least half of 2 ** exponents
+    # Three bits of mantissa: eight steps from one power of two to the next; the least is 2 ** -9.
+    steps = torch.ldexp(torch.ones_like(numbers), (exponents - 4).clamp(min=-9))
+    return (numbers / steps).round() * steps
 
 
 def pack(codes: Tensor) -> Tensor:

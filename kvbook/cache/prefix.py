@@ -4,26 +4,17 @@ Knows: tokens, keys and blocks of sequences. Does not know: tensors, which seque
 next, what a token means.
 """
 
+import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from kvbook.cache.block_key import (
-    Identity,
-    Part,
-    delimited,
-    encode,
-    header,
-    sha256,
-    token_array,
-)
+from kvbook.cache.block_key import Digest, Identity, Part, encode, header, token_array
 from kvbook.cache.blocks import BlockPool, counted
 from kvbook.errors import OutOfBlocksError, SequenceEndedError
 
 PLAIN = Identity()
-
-
-NO_BLOCK = -1  # before the first
+NO_BLOCK = -1  # the parent of a first block
 
 
 @dataclass(eq=False, slots=True)
@@ -36,7 +27,9 @@ class CachedSequence:
     blocks: list[int] = field(default_factory=list)  # position p lies in blocks[p // block_size]
     cached_tokens: int = 0  # of the prompt, found when the sequence began
     written: int = 0  # tokens whose keys and values are in the blocks
-    keys: list[bytes] = field(default_factory=list)  # of its cached blocks, which are the first few
+    chain: list[bytes] = field(default_factory=list)  # keys of its cached blocks, the first ones
+    running: Digest | None = None  # the digest of its first ``hashed`` blocks
+    hashed: int = 0
     beside: dict[int, bytes] = field(default_factory=dict)  # block → its text beside tokens
     private: bool = False  # no more of it can be cached: a collision, or the index was emptied
 
@@ -44,6 +37,15 @@ class CachedSequence:
     def new_tokens(self) -> int:
         """Tokens whose keys and values are still to be computed."""
         return len(self.tokens) - self.written
+
+    @property
+    def keys(self) -> list[bytes]:
+        """Keys of its cached blocks, as a list of its own."""
+        return list(self.chain)
+
+    def __getstate__(self) -> tuple[None, dict[str, object]]:
+        """For copies: all but the running digest, which cannot be copied and is made anew."""
+        return None, {name: getattr(self, name) for name in self.__slots__} | {"running": None}
 
 
 @dataclass(slots=True)
@@ -67,9 +69,14 @@ class PrefixCache:
     ``fingerprint`` names the model and its weights: what they compute from the same tokens is
     not the same. It is taken at its word. So it is the caller's duty to give other weights, or
     another way to compute with them, another name, and to call ``clear()`` when the weights
-    behind one cache change. ``digest`` makes a key from a message. Whatever it is, a block is
-    used only if its text and its parent are those that were asked for, so a weak one costs hits,
-    not truth.
+    behind one cache change. ``digest`` starts a running digest, as those of hashlib do. Whatever
+    it is, a block is used only if its text and its parent are those that were asked for, so a weak
+    one costs hits, not truth.
+
+    What can be found is one dictionary, key → block, and three lists by block: its key, its text,
+    and its parent, the block before it in every sequence that holds it. The parent is named by its
+    number. That number cannot mean another block by now: no block is evicted before one that
+    depends on it (see ``BlockPool.release``), and ``clear()`` drops all of them.
 
     >>> prefix = PrefixCache(BlockPool(blocks=8, block_size=4), fingerprint="toy, seed 0")
     >>> first = prefix.begin([1, 2, 3, 4, 5, 6])
@@ -83,22 +90,17 @@ class PrefixCache:
     """
 
     def __init__(
-        self, pool: BlockPool, fingerprint: Part, digest: Callable[[bytes], bytes] = sha256
+        self, pool: BlockPool, fingerprint: Part, digest: Callable[[], Digest] = hashlib.sha256
     ) -> None:
         if not isinstance(pool, BlockPool):
             raise ValueError(f"pool must be a BlockPool, got {pool!r:.60}")
-        if not callable(digest) or type(digest(b"")) is not bytes:
-            raise ValueError(f"digest must make bytes from bytes, as sha256 does, got {digest!r}")
+        check_digest(digest)
         self.pool, self.stats = pool, PrefixStats()
         self._common, self._digest = encode(fingerprint) + encode(pool.block_size), digest
         self._block_bytes = pool.block_size * array("q").itemsize
-        self._by_key: dict[bytes, int] = {}  # key → the block that can be found by it
-        # Of a block that can be found: its key, its tokens and whatever else the key stands for,
-        # and the block before it in every sequence that holds it. None is evicted before those
-        # that depend on it (``BlockPool.release``), so its number stays the right name for it.
-        self._keys = [b""] * pool.blocks
-        self._texts = [b""] * pool.blocks
-        self._before = [NO_BLOCK] * pool.blocks
+        self._by_key: dict[bytes, int] = {}
+        self._key, self._text = [b""] * pool.blocks, [b""] * pool.blocks  # by block
+        self._parent = [NO_BLOCK] * pool.blocks
         self._live: set[CachedSequence] = set()
 
     @property
@@ -133,8 +135,8 @@ class PrefixCache:
             raise ValueError("a sequence begins with at least one token, got none")
         sequence.beside = identity.by_block(length, size)
         self._match(sequence)
-        sequence.cached_tokens = sequence.written = size * len(sequence.keys)
-        self._grow(sequence, length, sharing=list(sequence.blocks))
+        sequence.cached_tokens = sequence.written = size * len(sequence.chain)
+        self._grow(sequence, length, sharing=sequence.blocks[:])
         self._live.add(sequence)
         self.stats.collisions += sequence.private
         if not resumed:
@@ -164,31 +166,32 @@ class PrefixCache:
         self._check_live(sequence)
         self._check_length(sequence, length, "commit", "append() tokens first")
         sequence.written = length
-        if sequence.private:
+        chain, blocks, by_key = sequence.chain, sequence.blocks, self._by_key
+        first, stop = len(chain), length // self.pool.block_size
+        if sequence.private or first == stop:
             return []
-        keys, blocks, by_key = sequence.keys, sequence.blocks, self._by_key
+        parent = blocks[first - 1] if first else NO_BLOCK
         kept: list[int] = []
         swapped: list[int] = []
-        first, stop = len(keys), length // self.pool.block_size
-        before = blocks[first - 1] if first else NO_BLOCK
         try:
-            for place, (key, text) in enumerate(self.keyed(sequence, first, stop), first):
-                own = blocks[place]
-                block = by_key.setdefault(key, own)
-                if block == own:
-                    self._keys[own], self._texts[own], self._before[own] = key, text, before
+            keyed = self.keyed(sequence, first, stop)
+            for (key, text), own in zip(keyed, blocks[first:stop], strict=True):
+                block = by_key.get(key)
+                if block is None:
+                    block = by_key[key] = own
+                    self._key[own], self._text[own], self._parent[own] = key, text, parent
                     kept.append(own)
-                elif self.confirms(block, before, text):
+                elif self.confirms(block, parent, text):
                     self.pool.share([block])
                     self.pool.release([own])
-                    blocks[place] = block
-                    swapped.append(place)
+                    swapped.append(len(chain))
+                    blocks[len(chain)] = block
                 else:
                     self.stats.collisions += 1
                     sequence.private = True
                     break
-                keys.append(key)
-                before = block
+                chain.append(key)
+                parent = block
         finally:  # what can be found is kept, even if the digest fails at a later block
             self.pool.keep(kept, self._forget)
         return swapped
@@ -218,7 +221,7 @@ class PrefixCache:
         self.pool.release(sequence.blocks)
         self._live.remove(sequence)
         sequence.blocks.clear()
-        sequence.keys.clear()
+        sequence.chain.clear()
 
     def clear(self) -> None:
         """Forget everything that can be found, as when the weights have changed.
@@ -229,50 +232,59 @@ class PrefixCache:
         self.pool.drop(list(self._by_key.values()))
         for sequence in self._live:
             sequence.private = True
-            sequence.keys.clear()
+            sequence.chain.clear()
 
     def keyed(
         self, sequence: CachedSequence, first: int, stop: int
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and texts of blocks first … stop-1. They are full, and the chain ends before them.
+        """Keys and texts of blocks first … stop-1. They are full, and those before are cached.
 
-        A key is the digest of the key before it and of the block's own text.
+        A key is the digest of the texts of all blocks up to its own. The sequence keeps the running
+        digest for the next call, unless the caller breaks off.
         """
         size, width, beside = self.pool.block_size, self._block_bytes, sequence.beside
         tokens = sequence.tokens[first * size : stop * size].tobytes()
-        before = delimited(b"b", sequence.keys[-1]) if first else b""
-        kind, digest = header(b"t", width), self._digest
+        kind, running = header(b"t", width), self._running(sequence, first)
         for place, start in enumerate(range(0, len(tokens), width), first):
             text = kind + tokens[start : start + width]
             if place in beside:
                 text += beside[place]
             if place == 0:
                 text = self._common + sequence.identity.for_all_blocks + text
-            key = digest(before + text)
-            yield key, text
-            before = header(b"b", len(key)) + key
+            running.update(text)
+            yield running.digest(), text
+        sequence.running, sequence.hashed = running, stop
 
-    def confirms(self, block: int, before: int, text: bytes) -> bool:
+    def confirms(self, block: int, parent: int, text: bytes) -> bool:
         """Whether a block found by its key holds what was asked for, and not a collision.
 
-        The block before it was confirmed before, and so on: the whole prefix is equal.
+        The parent was confirmed before, and so on to the first block: the whole prefix is equal.
         """
-        return self._before[block] == before and self._texts[block] == text
+        return self._parent[block] == parent and self._text[block] == text
 
     def _match(self, sequence: CachedSequence) -> None:
-        """Name the blocks that are cached, without taking them."""
-        blocks, before = sequence.blocks, NO_BLOCK
+        """Fill the chain and the table with what is cached, without taking it."""
+        chain, blocks, by_key, parent = sequence.chain, sequence.blocks, self._by_key, NO_BLOCK
         full = (len(sequence.tokens) - 1) // self.pool.block_size
         for key, text in self.keyed(sequence, 0, full):
-            block = self._by_key.get(key)
+            block = by_key.get(key)
             if block is None:
                 return
-            if not self.confirms(block, before, text):
+            if not self.confirms(block, parent, text):
                 sequence.private = True
                 return
-            sequence.keys.append(key)
+            chain.append(key)
             blocks.append(block)
-            before = block
+            parent = block
+
+    def _running(self, sequence: CachedSequence, blocks: int) -> Digest:
+        """The digest of a sequence's first cached blocks, taken from it while it goes on."""
+        running, sequence.running = sequence.running, None
+        if running is None or sequence.hashed != blocks:
+            running = self._digest()
+            for block in sequence.blocks[:blocks]:
+                running.update(self._text[block])
+        return running
 
     def _grow(self, sequence: CachedSequence, length: int, sharing: list[int]) -> None:
         """Blocks for ``length`` tokens, the shared ones included; or raise and change nothing."""
@@ -309,4 +321,18 @@ class PrefixCache:
 
     def _forget(self, block: int) -> None:
         """The pool reuses a block, or clear() drops it."""
-        del self._by_key[self._keys[block]]
+        del self._by_key[self._key[block]]
+
+
+def check_digest(digest: Callable[[], Digest]) -> None:
+    """``ValueError`` unless this starts a running digest."""
+    try:
+        made = digest()
+        made.update(b"")
+        fits = type(made.digest()) is bytes
+    except Exception:  # whatever it is, it is not called as a digest is
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"digest must start a running digest, as hashlib.sha256 does, got {digest!r:.60}"
+        )

@@ -18,7 +18,13 @@ from kvbook.cli.arguments import make_parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0, or 2 on bad input."""
+    """Run the command; returns the exit code: 0, or 2 on bad input.
+
+    ``arguments`` are those of the command line unless given as a list of strings.
+    """
+    given = [] if arguments is None else arguments
+    if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
+        raise ValueError(f"arguments must be a list of strings, got {given!r:.60}")
     parser = make_parser()
     options = parser.parse_args(arguments)
     if options.command is None:

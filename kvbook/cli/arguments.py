@@ -13,6 +13,7 @@ from kvbook.accounting.nearest import hint
 from kvbook.accounting.units import parse_count
 from kvbook.cli.models import run_models
 from kvbook.cli.probe import run_probe
+from kvbook.cli.serve import run_serve
 from kvbook.cli.size import run_size
 
 VERSION = sys.modules["kvbook"].__version__  # the package that this module is part of
@@ -29,7 +30,7 @@ class Parser(argparse.ArgumentParser):
         if found := re.match(r"unrecognized arguments: (--[\w-]+)", message):
             return self.suggest(found[1], self.options())
         if found := re.search(r"invalid choice: '([^']*)'", message):
-            return self.suggest(found[1], ("size", "models", "probe"))
+            return self.suggest(found[1], ("size", "models", "probe", "serve"))
         return ""
 
     def options(self) -> list[str]:
@@ -50,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 def make_parser() -> Parser:
     parser = Parser(prog="kvbook", description="What a KV cache costs.")
     parser.add_argument("--version", action="version", version=f"kvbook {VERSION}")
-    commands = parser.add_subparsers(dest="command", metavar="size | models | probe")
+    commands = parser.add_subparsers(dest="command", metavar="size | models | probe | serve")
 
     size = commands.add_parser(
         "size",
@@ -69,6 +70,16 @@ def make_parser() -> Parser:
     probe = commands.add_parser("probe", help="measure this machine's peaks, in a few seconds")
     probe.add_argument("--json", action="store_true", help="one JSON object, with provenance")
     probe.set_defaults(run=run_probe)
+
+    serve = commands.add_parser(
+        "serve",
+        help="an OpenAI-compatible endpoint over the book's engine",
+        description="Serve a model: /v1/completions, /v1/chat/completions, /v1/models, and what "
+        "happens in the cache at /metrics. Needs kvbook[serve]. A request without a seed has "
+        "seed 0, so that it can be repeated.",
+    )
+    add_serve_arguments(serve)
+    serve.set_defaults(run=run_serve)
     return parser
 
 
@@ -111,6 +122,19 @@ def add_size_arguments(size: argparse.ArgumentParser) -> None:
     add("--weights", help="what weights take of it: parameters at bits, as in 8.03B@16, or 16.1GB")
     add("--reserve", help="what activations and workspaces take of it, as in 2GiB")
     add_output(size, "one JSON object")
+
+
+def add_serve_arguments(serve: argparse.ArgumentParser) -> None:
+    add = serve.add_argument
+    add("model", nargs="?", default="smollm2", help="smollm2, or a Hugging Face folder (smollm2)")
+    add("--dtype", default="float32", choices=("float32", "bfloat16", "float64"))
+    add("--blocks", type=whole, default=1024, help="blocks of the cache (1,024)")
+    add("--block-size", type=whole, default=16, help="tokens per block (16)")
+    add("--rows", type=whole, default=16, help="requests that run at once (16)")
+    add("--budget", type=whole, default=256, help="tokens that a step computes at most (256)")
+    add("--waiting", type=whole, default=256, help="requests that may wait (256)")
+    add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    add("--port", type=whole, default=8000, help="port to listen on (8000)")
 
 
 def add_output(parser: argparse.ArgumentParser, json_help: str) -> None:

@@ -12,11 +12,15 @@ from typing import Any
 from kvbook.accounting.gallery import gallery_model, load_gallery
 from kvbook.accounting.geometry import CacheGeometry
 from kvbook.accounting.gguf_fields import geometry_of_gguf
-from kvbook.accounting.units import quoted
+from kvbook.accounting.units import check_text, quoted
 
 
 def find_geometry(model: str, overrides: Sequence[str] = ()) -> CacheGeometry:
     """A gallery name, or else a config.json, a GGUF file, or the folder that holds one of them."""
+    if not isinstance(model, str) or not model.strip():
+        raise ValueError(f"a model is a name or a path, got {quoted(model)}")
+    if not isinstance(overrides, list | tuple):
+        raise ValueError(f"overrides must be a list of NAME=VALUE, got {quoted(overrides)}")
     path = Path(model)
     changes = dict(parse_override(text) for text in overrides)
     if model.strip().lower() in load_gallery() or not is_path(path):
@@ -72,6 +76,7 @@ def read_gguf(path: Path) -> dict[str, Any]:
 
 def parse_override(text: str) -> tuple[str, Any]:
     """``name=value``; the value is JSON, or else a string."""
+    check_text("an override", text)
     name, sign, value = text.partition("=")
     if not sign or not name.strip():
         raise ValueError(

@@ -8,16 +8,13 @@ from typing import Any
 
 from kvbook.accounting.budget import max_sequences, max_tokens
 from kvbook.accounting.card import CardBudget
+from kvbook.accounting.layers import KINDS
 from kvbook.accounting.need import CacheSize
 from kvbook.accounting.policies import POLICIES, Policy
 from kvbook.accounting.pool import pool_layout
 from kvbook.accounting.units import format_bytes, in_words
 from kvbook.cli.tables import Table
 from kvbook.errors import UnsupportedModelError
-
-KINDS = (
-    "full", "window", "chunk", "latent", "compressed", "cross", "recurrent", "shared", "none",
-)  # fmt: skip
 
 Row = tuple[str, int]
 
@@ -42,16 +39,11 @@ def report(sizes: Sequence[CacheSize], room: CardBudget | None, markdown: bool) 
 
 def title(size: CacheSize) -> str:
     geometry = size.geometry
-    known = sorted({layer.kind for layer in geometry.layers}, key=order)
+    known = sorted({layer.kind for layer in geometry.layers}, key=KINDS.index)
     kinds = ", ".join(f"{geometry.count(kind)} {kind}" for kind in known)
     # A layer with two caches has two records, and then their number is not the model's layers.
     noun = "cache" if {"compressed", "cross"} & set(known) else "layer"
     return f"{geometry.name}: {in_words(len(geometry.layers), noun)} ({kinds})"
-
-
-def order(kind: str) -> tuple[int, str]:
-    """Known kinds first, in the order in which they are written."""
-    return (KINDS.index(kind) if kind in KINDS else len(KINDS), kind)
 
 
 def setting(size: CacheSize) -> str:

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbook.config.spellings import HEAD_WIDTH, HEADS, KV_HEADS, LAYERS, POSITIONS, WIDTH
+from kvbook.config.spellings import HEAD_WIDTH, HEADS, KV_HEADS, LAYERS, POSITIONS, WIDTH, find
 
 # Models of several modalities nest the language model.
 NESTED = ("text_config", "language_config", "llm_config")
 # Attention settings in an object of their own (MPT, DBRX): read as if they stood outside.
 UNFOLDED = ("attn_config",)
 # Every part of a model has these, so those that stand beside a nested one are another part's.
-OF_ANY_PART = frozenset({*LAYERS, *WIDTH, *HEADS, *KV_HEADS, *HEAD_WIDTH, *POSITIONS})
+OF_ANY_PART = frozenset({
+    *LAYERS, *WIDTH, *HEADS, *KV_HEADS, *HEAD_WIDTH, *POSITIONS, *UNFOLDED,
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,18 @@ def read_config(
     A nested language model is read together with what stands around it; its own fields win.
     ``overrides`` win over both; ``None`` means that the field says nothing.
 
-    Raises ``ValueError`` if the file cannot be read or is not one JSON object.
+    Raises ``ValueError`` if the file cannot be read or is not one JSON object, and if two of its
+    fields contradict each other.
     """
-    fields = dict(source) if isinstance(source, Mapping) else read_json(Path(source))
-    name = next((name for name in NESTED if fields.get(name) is not None), None)
-    if name is not None:
-        inner = fields.pop(name)
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise ValueError(f"overrides must be a table of fields, got {overrides!r:.60}")
+    fields = content_of(source)
+    name, inner = find(fields, NESTED)
+    if inner is not None:
         if not isinstance(inner, Mapping):
             raise ValueError(f"{name} must be an object with the model's sizes, got {inner!r:.60}")
-        around = {key: value for key, value in fields.items() if key not in OF_ANY_PART}
+        outside = OF_ANY_PART | set(NESTED)
+        around = {key: value for key, value in fields.items() if key not in outside}
         fields = {**around, **inner}
     fields = unfolded(fields)
     stated = tuple(
@@ -57,23 +62,38 @@ def read_config(
         + (f" in place of {fields[key]!r:.40}" if key in fields else "")
         for key, value in (overrides or {}).items()
     )
-    return ConfigFile({**fields, **(overrides or {})}, name is not None, stated)
+    return ConfigFile({**fields, **(overrides or {})}, inner is not None, stated)
 
 
 def unfolded(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields, with those of ``attn_config`` among them."""
+    """The fields, with those of ``attn_config`` among them. A null says nothing on either side."""
     for outer in UNFOLDED:
         inner = fields.get(outer)
-        if not isinstance(inner, Mapping):
+        if inner is None:
             continue
+        if not isinstance(inner, Mapping):
+            raise ValueError(f"{outer} must be an object with settings, got {inner!r:.60}")
+        fields = {name: value for name, value in fields.items() if name != outer}
         for name, value in inner.items():
-            if fields.get(name) not in (None, value) and name != "model_type":
+            stated = fields.get(name)
+            if name == "model_type" and stated is not None:
+                continue  # the object's own kind
+            if None not in (stated, value) and stated != value:
                 raise ValueError(
-                    f"{name} {fields[name]!r:.40} and {outer}.{name} {value!r:.40} contradict each "
+                    f"{name} {stated!r:.40} and {outer}.{name} {value!r:.40} contradict each "
                     "other; keep one of the two fields"
                 )
-        fields = {**inner, **{name: value for name, value in fields.items() if name != outer}}
+            fields[name] = value if stated is None else stated
     return fields
+
+
+def content_of(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config: themselves, or from a path or a folder."""
+    if isinstance(source, Mapping):
+        return dict(source)
+    if not isinstance(source, str | Path) or not str(source):
+        raise ValueError(f"source must be a path or the content of a config, got {source!r:.60}")
+    return read_json(Path(source))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ A field that is there, even as null, wins over these tables. A test compares the
 from collections.abc import Mapping
 from typing import Any
 
+from kvbook.config.latent_switch import SIZES_OF_LATENTS
 from kvbook.config.spellings import HEAD_WIDTH, HEADS, KV_HEADS, LAYERS, PATTERN, WIDTH, WINDOW
 
 ONE_SIZE = (LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_WIDTH, WINDOW, PATTERN)
@@ -345,5 +346,7 @@ def with_defaults(fields: Mapping[str, Any], nested: bool = False) -> dict[str, 
     """
     kind = family(fields)
     defaults = {**(SIZES.get(kind, {}) if nested else {}), **DEFAULTS.get(kind, {})}
+    if fields.get("use_mla") is False:  # then the class asks for none of these
+        defaults = {name: defaults[name] for name in defaults if name not in SIZES_OF_LATENTS}
     stated = {name for names in ONE_SIZE if any(each in fields for each in names) for name in names}
     return {**{name: defaults[name] for name in defaults if name not in stated}, **fields}

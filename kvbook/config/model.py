@@ -9,8 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbook.config.parts import LatentConfig, RopeScaling, check_sizes, is_count
+from kvbook.config.parts import (
+    LatentConfig,
+    RopeScaling,
+    check_flags,
+    check_part,
+    check_positive,
+    check_sizes,
+    is_count,
+)
 from kvbook.config.read_model import ARCHITECTURES, LATENT, model_fields
+from kvbook.config.spellings import MOST_LAYERS
 
 __all__ = ["ARCHITECTURES", "LATENT", "LLAMA_3_8B", "ModelConfig"]
 
@@ -22,7 +31,7 @@ class ModelConfig:
     Example: SmolLM2-135M has 30 layers, 9 query heads over 3 KV heads of width 64.
 
     >>> ModelConfig(vocab_size=49152, d_model=576, n_layers=30, n_heads=9, n_kv_heads=3,
-    ...             head_dim=64, d_mlp=1536).group
+    ...             head_dim=64, d_mlp=1536).queries_per_kv_head
     3
     """
 
@@ -45,8 +54,13 @@ class ModelConfig:
     latent: LatentConfig | None = None
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads",
-                     "head_dim", "d_mlp", "max_positions")
+        check_sizes(self, "vocab_size", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_mlp",
+                    "max_positions")
+        check_sizes(self, "n_layers", high=MOST_LAYERS)
+        check_positive(self, "norm_eps", "rope_theta")
+        check_flags(self, "tied_embeddings", "qkv_bias", "qk_norm")
+        check_part(self, "rope_scaling", RopeScaling)
+        check_part(self, "latent", LatentConfig)
         if self.n_heads % self.n_kv_heads:
             raise ValueError(
                 f"n_heads must be a multiple of n_kv_heads, got {self.n_heads} query heads over "
@@ -130,9 +144,31 @@ class ModelConfig:
         return self.head_dim**-0.5 * factor
 
     @property
-    def group(self) -> int:
+    def queries_per_kv_head(self) -> int:
         """Query heads that share one KV head: H / Hkv."""
         return self.n_heads // self.n_kv_heads
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the model: matrices, biases, norms, the embedding, and the head if untied."""
+        C, H, Hkv, D = self.d_model, self.n_heads, self.n_kv_heads, self.head_dim
+        if self.latent is None:
+            inner = (H + 2 * Hkv) * D
+            attention = C * inner + H * D * C + self.qkv_bias * inner + self.qk_norm * 2 * D
+        else:
+            attention = self._latent_parameters(self.latent)
+        layer = attention + 3 * C * self.d_mlp + 2 * C
+        return self.n_layers * layer + (2 - self.tied_embeddings) * self.vocab_size * C + C
+
+    def _latent_parameters(self, latent: LatentConfig) -> int:
+        """Projections to the latents and back, and a norm of each latent."""
+        C, H, R = self.d_model, self.n_heads, latent.kv_rank
+        queries = (latent.q_rank or C) * H * self.head_dim
+        if latent.q_rank is not None:
+            queries += C * latent.q_rank + latent.q_rank
+        down = C * (R + latent.rope_dim) + R
+        up = R * H * (latent.nope_dim + latent.value_dim)
+        return queries + down + up + H * latent.value_dim * C
 
     @classmethod
     def from_hf(cls, source: str | Path | Mapping[str, Any]) -> "ModelConfig":

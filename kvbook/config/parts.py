@@ -3,8 +3,11 @@
 Knows: the numbers and what they must satisfy. Does not know: how a config.json spells them.
 """
 
+import math
 from dataclasses import dataclass
 
+from kvbook.config.counts import shown
+from kvbook.config.spellings import LARGEST
 from kvbook.errors import UnsupportedModelError
 
 # rope_type in config.json -> fields of RopeScaling and what the config calls them.
@@ -47,23 +50,20 @@ class RopeScaling:
     score_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in SCALINGS:
+        if not isinstance(self.kind, str) or self.kind not in SCALINGS:
             raise UnsupportedModelError(
-                f"rope scaling {self.kind!r} is not supported; allowed: default, "
+                f"rope scaling {self.kind!r:.60} is not supported; allowed: default, "
                 f"{', '.join(SCALINGS)}. A scaling that depends on the current length would also "
                 "change keys that are already cached."
             )
-        if not self.factor >= 1:
+        check_positive(self, "factor", "low", "high", "amplitude", "score_factor")
+        check_sizes(self, "original_positions")
+        if self.factor < 1:
             raise ValueError(f"the factor of a rope scaling must be at least 1, got {self.factor}")
-        if not 0 < self.low < self.high:
+        if self.low >= self.high:
             raise ValueError(
-                "low must be above 0 and below high (both in turns over the original positions), "
-                f"got {self.low} and {self.high}"
-            )
-        if not (self.amplitude > 0 and self.score_factor > 0):
-            raise ValueError(
-                "amplitude and score_factor of a rope scaling must be positive, got "
-                f"{self.amplitude} and {self.score_factor}"
+                "low must be below high (both in turns over the original positions), got "
+                f"{self.low} and {self.high}"
             )
 
 
@@ -90,6 +90,7 @@ class LatentConfig:
         check_sizes(self, "kv_rank", "nope_dim", "rope_dim", "value_dim")
         if self.q_rank is not None:
             check_sizes(self, "q_rank")
+        check_positive(self, "norm_eps")
         if self.rope_dim % 2:
             raise ValueError(f"rope_dim must be even for rotary positions, got {self.rope_dim}")
 
@@ -98,8 +99,34 @@ def is_count(value: object, low: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= low
 
 
-def check_sizes(owner: object, *names: str) -> None:
+def check_sizes(owner: object, *names: str, high: int = LARGEST) -> None:
+    """Raise ``ValueError`` unless each of these is a whole number from 1 to ``high``."""
     for name in names:
         value = getattr(owner, name)
         if not is_count(value, 1):
-            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+            raise ValueError(f"{name} must be a positive integer, got {value!r:.60}")
+        if value > high:
+            raise ValueError(f"{name} must be at most {high:,}, got {shown(value)}")
+
+
+def check_positive(owner: object, *names: str) -> None:
+    """Raise ``ValueError`` unless each of these is a finite number above 0."""
+    for name in names:
+        value = getattr(owner, name)
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        if not good or not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be a finite number above 0, got {value!r:.60}")
+
+
+def check_flags(owner: object, *names: str) -> None:
+    """Raise ``ValueError`` unless each of these is True or False."""
+    for name in names:
+        if not isinstance(getattr(owner, name), bool):
+            raise ValueError(f"{name} must be True or False, got {getattr(owner, name)!r:.60}")
+
+
+def check_part(owner: object, name: str, kind: type) -> None:
+    """Raise ``ValueError`` unless this is an object of its kind, or ``None``."""
+    value = getattr(owner, name)
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(f"{name} must be a {kind.__name__} or None, got {value!r:.60}")

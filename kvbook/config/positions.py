@@ -11,9 +11,8 @@ from kvbook.config.spellings import POSITIONS, Fields, optional_count
 
 # Read where the usual names are missing.
 OTHERS = ("max_sequence_length", "max_seq_len", "seq_length", "context_length", "n_ctx")
-# Scalings whose factor stretches the original length; others are made for a stated length.
+# Scalings whose factor stretches the original length; others are made for the stated length.
 FROM_ORIGINAL = ("yarn", "deepseek_yarn")
-FROM_STATED = ("linear", "dynamic", "ntk")
 
 
 def usable_positions(fields: Fields) -> int | None:
@@ -29,13 +28,11 @@ def usable_positions(fields: Fields) -> int | None:
         return round(original * number(fields.get("rope_scaling_factor"), 1.0))
     rope = scaling_of(fields)
     kind = rope.get("rope_type", rope.get("type"))
-    if stated is None or kind not in FROM_ORIGINAL + FROM_STATED:
+    if stated is None or kind not in FROM_ORIGINAL:
         return stated
     factor = number(rope.get("factor"), 1.0)
-    if kind in FROM_ORIGINAL:
-        original = rope.get("original_max_position_embeddings") or stated
-        return max(stated, round(number(original, stated) * factor))
-    return stated
+    original = rope.get("original_max_position_embeddings") or stated
+    return max(stated, round(number(original, stated) * factor))
 
 
 def scaling_of(fields: Fields) -> Mapping[str, Any]:

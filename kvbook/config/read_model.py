@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvbook.config.config_file import read_json
+from kvbook.config.config_file import content_of
 from kvbook.config.family_defaults import with_defaults
+from kvbook.config.latent_switch import latents_switched
 from kvbook.config.parts import LatentConfig
 from kvbook.config.read_rope import rope_scaling, rope_theta
-from kvbook.config.spellings import Fields
+from kvbook.config.spellings import Fields, flag
 from kvbook.config.unread_fields import refuse_unread
 from kvbook.errors import UnsupportedModelError
 
@@ -36,7 +37,7 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
 
 def model_fields(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of ``ModelConfig``, from a ``config.json`` or its content."""
-    stated = source if isinstance(source, Mapping) else read_json(Path(source))
+    stated = content_of(source)
     kind = stated.get("model_type")
     if kind not in ARCHITECTURES:
         raise UnsupportedModelError(
@@ -45,7 +46,7 @@ def model_fields(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         )
     fields = Fields(with_defaults({**CLASS_DEFAULTS.get(kind, {}), **stated}))
     fields.idle(*(set(fields) - set(stated)))  # a default not asked for is no field
-    refuse_unsupported(fields)
+    refuse_unsupported(fields, kind)
     latent = latent_of(fields) if kind in LATENT else None
     n_heads = need(fields, "num_attention_heads")
     kv_heads = fields.get("num_key_value_heads")
@@ -61,7 +62,7 @@ def model_fields(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         "norm_eps": fields.get("rms_norm_eps", 1e-6),
         "rope_theta": rope_theta(fields),
         "rope_scaling": rope_scaling(fields, scores=kind in LATENT),
-        "tied_embeddings": bool(fields.get("tie_word_embeddings", False)),
+        "tied_embeddings": flag(fields, "tie_word_embeddings"),
         **ARCHITECTURES[kind],
         "window": window_of(fields, kind),
         "latent": latent,
@@ -81,8 +82,13 @@ def need(fields: Mapping[str, Any], name: str) -> Any:
     return fields[name]
 
 
-def refuse_unsupported(fields: Fields) -> None:
+def refuse_unsupported(fields: Fields, kind: str) -> None:
     """Parts that kvbook does not build, by name."""
+    if latents_switched(fields) not in (None, kind in LATENT):
+        raise UnsupportedModelError(
+            f"use_mla {fields['use_mla']} is not supported for {kind}; kvbook builds latents in "
+            f"{' and '.join(LATENT)}, and there always"
+        )
     if fields.get("hidden_act", "silu") != "silu":
         raise UnsupportedModelError(
             f"hidden_act {fields['hidden_act']!r} is not supported; kvbook's MLP is SwiGLU ('silu')"

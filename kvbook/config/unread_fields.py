@@ -18,6 +18,9 @@ SPEAKS = compile(
     "repeat|skip|stride|period|rank|sink|decoder|passes|cycles"
 )
 
+# An object of settings is opened if it is about attention; other *_config are of other parts.
+ATTENDS = compile("attn|attention|mla|mixer")
+
 # Families of names that do not touch the cache, and why.
 IRRELEVANT = compile(
     "|".join(
@@ -122,7 +125,8 @@ def parts(name: str, value: object) -> Iterator[tuple[str, Any]]:
     """The field itself, or those of an object whose own name says nothing."""
     if IRRELEVANT.fullmatch(name) and not STRONG.search(name):
         return
-    if isinstance(value, Mapping) and not SPEAKS.search(name) and not name.endswith("_config"):
+    silent = not SPEAKS.search(name) and (ATTENDS.search(name) or not name.endswith("_config"))
+    if isinstance(value, Mapping) and silent:
         for inner, each in value.items():
             yield f"{name}.{inner}", each
     else:

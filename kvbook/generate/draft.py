@@ -42,6 +42,9 @@ class Draft(Protocol):
     def extend(self, tokens: Sequence[int]) -> None:
         """The text goes on with these: the prompt, or accepted drafts and the token after them."""
 
+    def truncate(self, length: int) -> None:
+        """The text is again its first ``length`` tokens: what came after was never told."""
+
     def propose(self, k: int, sampler: Sampler) -> Proposal:
         """Up to k tokens, k being 1 or more, chosen as ``sampler`` would."""
 

@@ -80,6 +80,15 @@ class ModelDraft:
         self._proposed = tokens
         return Proposal(tokens, torch.cat(rows))
 
+    def truncate(self, length: int) -> None:
+        """Forget what came after ``length`` tokens. Where the cache has let go of what the text
+        before needs, it is emptied, and the text is read anew."""
+        self.text, self._proposed = self.text[:length], []
+        try:
+            self._forget_beyond(length)
+        except ValueError:
+            self.cache.reset()
+
     def reset(self) -> None:
         """Forget the text: another one may begin."""
         self.cache.reset()

@@ -4,6 +4,7 @@ Knows: prompts, steps, when to stop. Does not know: layers, attention, where key
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -78,7 +79,8 @@ def stream_cached(
     A ``cache`` that holds earlier text is continued; it must have room for the prompts and all
     new tokens but the last, which is never fed back. A row that has drawn one of ``stop_tokens``
     takes nothing more; what is yielded for it from then on means nothing. The stream ends when
-    every row has.
+    every row has. If it fails before the first token, the cache holds again what it held; later it
+    holds the prompts and the tokens that were yielded, but for the last.
     """
     _check(model, prompts, max_new_tokens, sampler, stop_tokens)
     tokens, counts = left_pad(prompts)
@@ -97,17 +99,21 @@ def _steps_cached(
     cache: KVCache,
     stop_tokens: Collection[int],
 ) -> Iterator[Tensor]:
-    logits = model(tokens.to(model.device), cache, counts=counts, last_only=True)  # prefill
-    running = [1] * len(counts)  # new tokens that each row still takes per step
-    for remaining in range(max_new_tokens - 1, -1, -1):
+    with all_or_nothing(cache):
+        logits = model(tokens.to(model.device), cache, counts=counts, last_only=True)  # prefill
         chosen = choose(sampler, logits)
-        yield chosen
+    yield chosen
+    running = [1] * len(counts)  # new tokens that each row still takes per step
+    for _ in range(max_new_tokens - 1):
         if stop_tokens:
             drawn = zip(running, chosen.tolist(), strict=True)
             running = [int(takes and token not in stop_tokens) for takes, token in drawn]
-        if not remaining or not any(running):
+        if not any(running):
             return
-        logits = model(chosen[:, None], cache, counts=running, last_only=True)  # decode
+        with all_or_nothing(cache):
+            logits = model(chosen[:, None], cache, counts=running, last_only=True)  # decode
+            chosen = choose(sampler, logits)
+        yield chosen
 
 
 def generate_naive(
@@ -139,31 +145,65 @@ def generate_cached(
     A ``cache`` that is given is continued: prompts come after the text that it holds, so a second
     call with the same cache is the next turn of a conversation, and ``cache.reset()`` begins
     another. Afterwards each row holds exactly what it held, its prompt and the tokens that are
-    returned; it needs room for all of them.
+    returned; it needs room for all of them. If the call fails, the cache holds again what it held
+    before; where a window has let that go, the error says so.
     """
     steps = stream_cached(model, prompts, max_new_tokens, sampler, cache, stop_tokens)
     if cache is None:
         return _collect(steps, len(prompts), stop_tokens)
     counts = [len(prompt) for prompt in prompts]
     check_room(cache, [count + max_new_tokens for count in counts], model)
-    before = cache.lengths
-    texts = _collect(steps, len(prompts), stop_tokens)
-    # A row that went to the limit has not read its last token; one that met a stop token has.
-    ends = [sum(row) for row in zip(before, counts, map(len, texts), strict=True)]
-    unread = [end - n for end, n in zip(ends, cache.lengths, strict=True)]
-    if any(unread):
-        last = torch.tensor([[text[-1] if text else 0] for text in texts], device=model.device)
-        model(last, cache, counts=unread, last_only=True)
+    with all_or_nothing(cache):
+        before = cache.lengths
+        texts = _collect(steps, len(prompts), stop_tokens)
+        # A row that went to the limit has not read its last token; one that met a stop token has.
+        ends = [sum(row) for row in zip(before, counts, map(len, texts), strict=True)]
+        unread = [end - n for end, n in zip(ends, cache.lengths, strict=True)]
+        if any(unread):
+            last = torch.tensor([[text[-1] if text else 0] for text in texts], device=model.device)
+            model(last, cache, counts=unread, last_only=True)
     return texts
 
 
 def choose(sampler: Sampler, logits: Tensor) -> Tensor:
-    """The next token of each row, (B,), from logits (B, 1, V) of its last position."""
+    """The next token of each row, (B,), from logits (B, 1, V) of its last position.
+
+    Raises ``ValueError`` for what is no tensor of one token per row. Two numbers are read back,
+    after the sampler has waited for the logits already.
+    """
     chosen = sampler(logits[:, -1])
-    if not isinstance(chosen, Tensor) or chosen.shape != logits.shape[:1]:
-        raise ValueError(f"the sampler gave {chosen!r:.80} for {len(logits)} rows; it must give "
-                         "one token for each, as a tensor (B,)")
+    rows, vocab_size = len(logits), logits.shape[-1]
+    if (
+        not isinstance(chosen, Tensor)
+        or chosen.shape != (rows,)
+        or chosen.dtype != torch.int64
+        or not 0 <= int(chosen.min()) <= int(chosen.max()) < vocab_size
+    ):
+        raise ValueError(
+            f"the sampler gave {chosen!r:.80} for {rows} rows; it must give one token for each, as "
+            f"an int64 tensor (B,) of numbers from 0 to {vocab_size - 1}"
+        )
     return chosen
+
+
+@contextmanager
+def all_or_nothing(cache: KVCache) -> Iterator[None]:
+    """If what is inside fails, the cache is taken back to what it held before.
+
+    Where it cannot be, because a window has let tokens go, a note on the error says so.
+    """
+    before = cache.lengths
+    try:
+        yield
+    except BaseException as error:
+        try:
+            cache.truncate(before)
+        except ValueError as lost:
+            error.add_note(
+                f"the cache could not be taken back to {list(before)} tokens ({lost}); reset() "
+                "empties it"
+            )
+        raise
 
 
 def _collect(steps: Iterator[Tensor], rows: int, stop_tokens: Collection[int]) -> list[list[int]]:

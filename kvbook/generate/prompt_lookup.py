@@ -52,6 +52,9 @@ class PromptLookup:
         tokens = line[len(self.text) :]
         return Proposal(tokens, one_hot(tokens, self.vocab_size))
 
+    def truncate(self, length: int) -> None:
+        self.text = self.text[:length]
+
     def reset(self) -> None:
         """Forget the text: another one may begin."""
         self.text = []

@@ -4,7 +4,8 @@ Knows: rounds, when to stop, who is told what. Does not know: how drafts are mad
 kept, who accepts.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
 
 from kvbook.cache import KVCache, PrefixCache
@@ -13,7 +14,7 @@ from kvbook.cache.prefix import CachedSequence
 from kvbook.cache.sizes import check_class
 from kvbook.generate.accept import accept_drafts, one_hot
 from kvbook.generate.draft import Draft, Proposal, check_rollback, generator_of
-from kvbook.generate.loops import check_request, check_room, left_pad
+from kvbook.generate.loops import all_or_nothing, check_request, check_room, left_pad
 from kvbook.generate.prefix import PLAIN, check_same_blocks
 from kvbook.generate.sampling import Sampler, greedy
 from kvbook.generate.speculation import Speculation
@@ -48,6 +49,8 @@ def speculate(
 
     Raises ``ValueError`` for a vocabulary that is not the target's, for ``k`` below 1 or beyond
     what a cache can take back, and for what ``generate_cached`` refuses; nothing has changed then.
+    If the call fails later, cache and draft hold again what they held before; where a window has
+    let that go, the error says so.
     """
     count = _check(target, prompt, max_new_tokens, k, sampler, stop_tokens)
     mine = target.new_cache(1, count + max_new_tokens - 1) if cache is None else cache
@@ -56,9 +59,10 @@ def speculate(
     held = mine.lengths[0]
     _check_draft(target, draft, held, count + max_new_tokens - 2, k)
     verification = InCache(target, mine)
-    run = _rounds(verification, draft, prompt, max_new_tokens, k, sampler, stop_tokens)
-    if cache is not None and cache.lengths[0] < held + count + len(run.tokens):
-        verification.read(run.tokens[-1:], [])  # at the limit, the last token is not read yet
+    with _told_all_or_nothing(draft), all_or_nothing(mine):
+        run = _rounds(verification, draft, prompt, max_new_tokens, k, sampler, stop_tokens)
+        if cache is not None and cache.lengths[0] < held + count + len(run.tokens):
+            verification.read(run.tokens[-1:], [])  # at the limit, the last token is not read yet
     return run
 
 
@@ -94,7 +98,8 @@ def speculate_with_prefix(
 
     verification = InPrefixCache(target, cache, prefix, begin)
     try:
-        return _rounds(verification, draft, prompt, max_new_tokens, k, sampler, stop_tokens)
+        with _told_all_or_nothing(draft):
+            return _rounds(verification, draft, prompt, max_new_tokens, k, sampler, stop_tokens)
     finally:
         verification.end()
 
@@ -130,6 +135,17 @@ def _rounds(
         unread, untold = new[-1:], []
         # One more than the drafts may come of a round, so the last token needs none.
         drafts = _propose(draft, min(k, left - 1), sampler)
+
+
+@contextmanager
+def _told_all_or_nothing(draft: Draft) -> Iterator[None]:
+    """If what is inside fails, the draft knows the text that it knew before."""
+    before = draft.length
+    try:
+        yield
+    except BaseException:
+        draft.truncate(before)
+        raise
 
 
 def _propose(draft: Draft, k: int, sampler: Sampler) -> Proposal:

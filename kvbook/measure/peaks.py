@@ -8,6 +8,7 @@ roof. It is what PyTorch reached here with these threads, not what the hardware 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -79,6 +80,23 @@ def probe(
                 for name, rates in products.items()
             },
         },
+    )
+
+
+def higher_peaks(first: Hardware, second: Hardware) -> Hardware:
+    """The higher rate of two probes of one machine: what it has done once, it can do.
+
+    Facts are those of the first probe; the rates of the second stand beside them.
+    """
+    rates = ("bytes_per_second", "flops_per_second_by_rows")
+    again = {name: second.provenance[name] for name in rates if name in second.provenance}
+    return replace(
+        first,
+        peak_flops={
+            dtype: max(peak, second.peak(dtype)) for dtype, peak in first.peak_flops.items()
+        },
+        bandwidth=max(first.bandwidth, second.bandwidth),
+        provenance={**first.provenance, "second_probe": again},
     )
 
 

@@ -20,6 +20,9 @@ from kvbook.model.arguments import check_is
 
 FORMAT = 1  # of the file; a reader refuses any other
 SHIPPED = Path(__file__).parent / "records"
+# A peak is the best of a few tries, not a law: a step that seems faster by so small a part is one
+# that came as near to it. More than that is a mistake in operations, bytes or clock.
+TOLERANCE = 0.05
 FACTS = ("device", "device_type", "threads", "torch", "date")  # without these a rate says nothing
 
 
@@ -70,7 +73,8 @@ def load_record(path: str | Path) -> Record:
     """Read what ``save_record`` wrote.
 
     ``ValueError`` if the file is something else, lacks a fact that a rate means nothing without,
-    or holds a step that needs more bytes or operations per second than the record's own peaks.
+    or holds a step that needs more bytes or operations per second than the record's own peaks,
+    and more than ``TOLERANCE`` of the least time would explain.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -106,8 +110,6 @@ def load_records(folder: str | Path = SHIPPED) -> dict[str, Record]:
 
 def _check_machine(hardware: Hardware, steps: Sequence[StepTiming]) -> None:
     """Raise ``ValueError`` unless the facts are there and no step is faster than the machine."""
-    if not isinstance(hardware.provenance, dict):
-        raise ValueError(f"provenance must be a table of facts, got {hardware.provenance!r:.80}")
     missing = [fact for fact in FACTS if fact not in hardware.provenance]
     if missing:
         raise ValueError(f"its provenance lacks {', '.join(missing)}")
@@ -119,7 +121,7 @@ def _check_machine(hardware: Hardware, steps: Sequence[StepTiming]) -> None:
         else:
             bound = hardware.bound(step.flops, step.moved_bytes, step.dtype)
             peak, limit = f"{bound.limited_by} peak", bound.seconds
-        if step.seconds < limit:
+        if step.seconds < limit * (1 - TOLERANCE):
             raise TooFastError(
                 f"the step {step.label!r} took {format_seconds(step.seconds)}, but by the record's "
                 f"own {peak} it takes at least {format_seconds(limit)}; measure both again on the "

@@ -71,7 +71,8 @@ def move_positions(model: Transformer, move: Callable[[Tensor], Tensor]) -> Tran
     check_is("model", model, Transformer)
     check_function("move", move)
     at = model.rope.at
-    model.rope.at = lambda positions, dtype: at(move(positions), dtype)  # type: ignore[method-assign]
+    # Where they end after the move is not known, so the table is the whole one.
+    model.rope.at = lambda positions, dtype, end=None: at(move(positions), dtype)  # type: ignore[method-assign]
     return model
 
 

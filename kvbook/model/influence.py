@@ -47,13 +47,19 @@ def visibility(view: View, heads: int, T: int, attend: Attend = attend) -> Tenso
     """The weights that ``attend`` gives when no key is preferred: (B, heads, T, S).
 
     Queries are zero and values are the identity, so row i is 1/n on exactly the n positions that
-    query i may see, and 0 elsewhere.
+    query i may see, and 0 elsewhere. Raises ``ValueError`` for ``heads`` that are no multiple of
+    the view's KV heads.
     """
     check_sizes(heads=heads, T=T)
     if not hasattr(view, "read"):
         raise ValueError(f"view must be what a cache's update() returns, got {view!r:.80}")
     keys, _ = view.read()
     B, Hkv, S, D = keys.shape
+    if heads % Hkv:
+        raise ValueError(
+            f"heads must be a multiple of the {Hkv} KV heads of the view, got {heads}: each KV "
+            "head serves the same number of query heads"
+        )
     eye = torch.eye(S, dtype=keys.dtype, device=keys.device).expand(B, Hkv, S, S)
     by_position = KVView(keys, eye, view.positions, view.mask, view.is_causal)
     return attend(keys.new_zeros(B, heads, T, D), by_position, 1.0)

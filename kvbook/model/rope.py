@@ -62,11 +62,16 @@ def _keep_by_pair(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
 KEEP = {"linear": _keep_none, "llama3": _keep_by_turns, "yarn": _keep_by_pair}
 
 
+FIRST_ROWS = 4096  # of a new table: small beside any model, and enough for most texts
+
+
 class Rope:
     """The table of cosines and sines of one model.
 
     Angles are computed once per dtype and device, in float64, and rounded once: in bfloat16 the
-    positions 256 and 257 would be the same number, their float64 angles are not.
+    positions 256 and 257 would be the same number, their float64 angles are not. The table reaches
+    as far as texts have reached, and doubles when one goes beyond: a model of ten million positions
+    would need gigabytes for all of them.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -75,20 +80,30 @@ class Rope:
         self.amplitude = 1.0 if config.rope_scaling is None else config.rope_scaling.amplitude
         self._tables: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
-    def at(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def at(
+        self, positions: Tensor, dtype: torch.dtype, end: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Cosines and sines for int64 ``positions`` (b, T): two tensors (b, T, 1, D).
+
+        All positions lie before ``end``; who does not know, leaves it out, and gets the whole
+        table. (To ask the tensor would mean to wait for the device.)
 
         Padding (position -1) gets those of position 0: nothing reads a padded key.
         """
         where = positions.clamp(min=0)
-        cos, sin = self._table(dtype, positions.device)
+        cos, sin = self._table(dtype, positions.device, self.positions if end is None else end)
         return cos[where][:, :, None, :], sin[where][:, :, None, :]
 
-    def _table(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _table(
+        self, dtype: torch.dtype, device: torch.device, end: int
+    ) -> tuple[Tensor, Tensor]:
+        """Rows for at least the first ``end`` positions: two tensors (rows, D)."""
         key = (dtype, device)
-        if key not in self._tables:
-            line = torch.arange(self.positions, dtype=torch.float64)
-            angles = torch.outer(line, self.frequencies)  # (positions, D/2)
+        if key not in self._tables or len(self._tables[key][0]) < end:
+            power_of_two = 1 << (end - 1).bit_length()
+            rows = min(max(power_of_two, FIRST_ROWS), self.positions)
+            line = torch.arange(rows, dtype=torch.float64)
+            angles = torch.outer(line, self.frequencies)  # (rows, D/2)
             cos, sin = angles.cos() * self.amplitude, angles.sin() * self.amplitude
             # The sign of the rotation is folded into the sine: (-sin, sin) for the two halves.
             self._tables[key] = (

@@ -186,9 +186,9 @@ class Transformer(nn.Module):
             raise ValueError(f"last_only must be True or False, got {last_only!r:.80}")
         memory = Recompute(B, self.layer_kinds, self.device) if cache is None else cache
         self._check_memory(memory)
-        self._check_positions(memory.lengths, counts)
+        end = self._check_positions(memory.lengths, counts)
         x = self._embed(tokens)  # before anything changes: here an unknown token shows
-        angles = self.rope.at(memory.reserve(counts, T), self.dtype)
+        angles = self.rope.at(memory.reserve(counts, T), self.dtype, end)
         for block in self.blocks:
             x = block(x, angles, memory)
         if last_only:
@@ -229,13 +229,15 @@ class Transformer(nn.Module):
                 "and build the model in the dtype that you want"
             )
 
-    def _check_positions(self, lengths: Sequence[int], counts: Sequence[int]) -> None:
+    def _check_positions(self, lengths: Sequence[int], counts: Sequence[int]) -> int:
+        """Where the longest row will end. ``CacheFullError`` beyond the model's positions."""
         for row, (length, count) in enumerate(zip(lengths, counts, strict=False)):
             if length + count > self.config.max_positions:
                 raise CacheFullError(
                     f"row {row} would reach {length + count} tokens, but the model has "
                     f"{self.config.max_positions} positions; shorten the input"
                 )
+        return max(length + count for length, count in zip(lengths, counts, strict=False))
 
 
 def check_shape(tokens: Tensor) -> None:

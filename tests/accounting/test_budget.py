@@ -131,6 +131,13 @@ def test_a_source_alone_has_no_limit() -> None:
     assert max_tokens(size, 79) == 0
 
 
+def test_a_window_of_entries_is_as_many_tokens_as_make_them() -> None:
+    """Three entries of 4 tokens, 32 bytes each: two fit, and token 12 brings the third."""
+    size = toy(Layer("window", (Kept("keys", 1, 16),), window=3, every=4))
+    assert [max_tokens(size, budget) for budget in (31, 64, 95)] == [3, 11, 11]
+    assert max_tokens(size, 96) is None
+
+
 @pytest.mark.parametrize("budget", [0, -1, 1.5, "80GiB"])
 def test_a_budget_is_a_positive_whole_number(budget: int) -> None:
     for fit in (max_tokens, max_sequences):

@@ -116,3 +116,10 @@ def test_a_share_is_above_0_and_at_most_1(share: Any) -> None:
 def test_impossible_lines(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         card_budget(**{"memory": 10**9, **change})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("0.000009M@1", 2), ("0.000008M@1", 1), ("1M@64", 8_000_000)]
+)
+def test_weights_take_whole_bytes_of_at_most_64_bits(text: str, size: int) -> None:
+    assert Weights.parse(text).total_bytes == size

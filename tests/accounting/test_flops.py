@@ -65,7 +65,7 @@ def test_a_token_of_llama_3_8b() -> None:
 
     The weights of the products are 7,504,658,432: all but the embedding and the norms.
     """
-    flops = step_flops(LLAMA_8B, T=1, S=4_095)
+    flops = step_flops(LLAMA_8B, T=1, past=4_095)
     assert flops.projections == 32 * 2 * 4_096 * (4_096 + 1_024 + 1_024 + 4_096)
     assert flops.mlp == 32 * 2 * 3 * 4_096 * 14_336
     assert flops.head == 2 * 4_096 * 128_256
@@ -163,7 +163,7 @@ def sizes_of(drawn: dict[str, Any]) -> dict[str, Any]:
     ("arguments", "message"),
     [
         ({"T": 0}, "T must be at least 1, got 0"),
-        ({"T": 1, "S": -1}, "S must be at least 0, got -1"),
+        ({"T": 1, "past": -1}, "past must be at least 0, got -1"),
         ({"T": 1.0}, "T must be a whole number"),
         ({"T": 1, "batch": 0}, "batch must be at least 1"),
         ({"T": 2, "logits": 3}, "logits must be from 0 to 2, got 3"),

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kvbook.accounting.formats import FORMATS, Format, parse_format
+from kvbook.accounting.formats import FORMATS, Format, parse_format, store_format
 from kvbook.accounting.units import format_bytes, parse_bytes, parse_count
 
 
@@ -186,3 +186,14 @@ def test_a_count_that_is_not_whole_or_not_clear_is_refused(text: str) -> None:
 def test_scales_and_groups_come_together(parts: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="give both or neither"):
         Format("odd", 4, **parts)
+
+
+def test_bits_are_spoken() -> None:
+    for bits, words in ((8, "an 8-bit"), (11, "an 11-bit"), (16, "a 16-bit"), (18, "an 18-bit")):
+        assert f"and {words} scale" in Format("x", 4, group=32, scale_bits=bits).describe()
+
+
+@pytest.mark.parametrize("cache", ["8bit", "15bit", "fp8", "int8"])
+def test_a_cache_before_it_is_encoded_has_at_least_16_bits(cache: str) -> None:
+    with pytest.raises(ValueError, match=r"the type of a cache is a plain number format, got"):
+        store_format("int8", cache)

@@ -128,6 +128,23 @@ def test_recurrent_gemma_s_state() -> None:
     assert sum(kept.heads * kept.width for kept in layer.state) == 2_560 * (1 + 3)
 
 
+@pytest.mark.parametrize(("kernel", "inputs"), [(4, 3), (2, 1), (1, 0)])
+def test_kimi_s_state(kernel: int, inputs: int) -> None:
+    """32 heads of 128 × 128, and the last inputs of q, k and v: 3 · 32 · 128 channels."""
+    fields = PUBLISHED["Kimi-Linear-48B"][0]
+    linear = {**fields["linear_attn_config"], "short_conv_kernel_size": kernel}
+    geometry = CacheGeometry.from_hf({**fields, "linear_attn_config": linear})
+    per_layer = 4 * (32 * 128 * 128 + 12_288 * inputs)
+    assert cache_size(geometry, 1).constant_state_bytes == 20 * per_layer
+
+
+def test_kimi_s_convolutions_must_be_stated() -> None:
+    fields = PUBLISHED["Kimi-Linear-48B"][0]
+    linear = {**fields["linear_attn_config"], "short_conv_kernel_size": None}
+    with pytest.raises(ValueError, match="the config has no short_conv_kernel_size"):
+        CacheGeometry.from_hf({**fields, "linear_attn_config": linear})
+
+
 def test_full_and_linear_layers_together_are_all_layers() -> None:
     fields = PUBLISHED["Kimi-Linear-48B"][0]
     linear = {**fields["linear_attn_config"], "kda_layers": [1, 2]}

@@ -175,6 +175,32 @@ def test_layers_that_read_an_image() -> None:
     assert need(fields, 1_000, source_tokens=6_404) == 4_096 * (32 * 1_000 + 8 * 6_404)
 
 
+def test_latents_beside_a_state_in_one_layer_are_refused() -> None:
+    fields = {
+        "model_type": "falcon_h1", "num_hidden_layers": 2, "hidden_size": 64,
+        "num_attention_heads": 8, "num_key_value_heads": 8, "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    }  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match="kv_lora_rank with windowed layers"):
+        CacheGeometry.from_hf(fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layer_types": ["mamba", "full_attention"], "conv_L_cache": 3},
+        {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8},
+        {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
+        {"index_head_dim": 8},
+    ],
+)  # fmt: skip
+def test_only_layers_of_keys_and_values_can_read_an_image(fields: dict[str, Any]) -> None:
+    fields = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 8,
+              "cross_attention_layers": [0], **fields}  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match="cross_attention_layers names layer 0, which"):
+        need(fields, 10, source_tokens=100)
+
+
 # ---- Compressed histories
 
 

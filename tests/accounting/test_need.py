@@ -251,6 +251,15 @@ def test_tokens_that_share_an_entry() -> None:
     assert sizes[100].reserved_bytes == 28 * 128  # the entries of 112 tokens, 7 blocks of 16
 
 
+@pytest.mark.parametrize(("every", "entries"), [(5, 23), (16, 7), (128, 1)])
+def test_a_block_that_is_not_a_whole_number_of_entries_is_rounded_up(
+    every: int, entries: int
+) -> None:
+    """100 tokens in 7 blocks are 112 slots; two sequences of them."""
+    size = cache_size(geometry(compressed_layer(every, 64)), 100, batch=2)
+    assert size.reserved_bytes == 2 * entries * 128
+
+
 def test_a_mean_that_is_not_whole_is_rounded_up() -> None:
     layers = compressed_layer(3, 1), compressed_layer(2, 1)  # 2 / 3 + 2 / 2 bytes per token
     assert cache_size(geometry(*layers), 6).bytes_per_token == 2
@@ -261,8 +270,14 @@ def test_a_source_is_constant_while_the_answer_grows() -> None:
     short, long = (cache_size(geometry(FULL, cross), n) for n in (1, 1_000))
     assert short.need_bytes == 48 + 640
     assert long.need_bytes == 48_000 + 640
-    assert long.reserved_bytes == 1_008 * 48 + 20 * 32
+    assert long.reserved_bytes == 1_008 * 48 + 32 * 32  # 63 blocks of 16, and 2 for the source
     assert long.bytes_per_token == long.bytes_per_token_beyond_windows == 48
+
+
+def test_devices_share_the_tokens_of_a_source_too() -> None:
+    """100 tokens on 3 devices are 34 on the fullest, in 3 blocks of 16."""
+    size = cache_size(geometry(cross_layer(100, 1, 8, 8)), 1, batch=2, cp=3)
+    assert (size.need_bytes, size.reserved_bytes) == (2 * 34 * 32, 2 * 48 * 32)
 
 
 def test_keys_that_serve_as_values_once_and_twice() -> None:
@@ -360,7 +375,7 @@ def test_counts_are_positive_whole_numbers(name: str, value: object) -> None:
         (lambda: full_layer(1, -8, 8), r"width of keys must be at least 1, got -8"),
         (lambda: window_layer(0, 1, 8, 8), r"window must be at least 1, got 0"),
         (lambda: latent_layer(0, 64, 8, 8, 8), r"rank must be at least 1, got 0"),
-        (lambda: CacheGeometry("empty", ()), r"number of layers must be at least 1, got 0"),
+        (lambda: CacheGeometry("empty", ()), r"layers must name at least one layer, got \(\)"),
     ],
 )
 def test_sizes_of_layers_are_positive(make: Callable[[], object], message: str) -> None:

@@ -273,6 +273,8 @@ def test_index_keys_in_some_layers() -> None:
         ({}, 6),
         ({"index_topk_freq": 1}, 6),
         ({"index_topk_freq": 2, "index_skip_topk_offset": 2}, 4),  # layers 0, 1, 3 and 5
+        ({"index_topk_freq": 3}, 3),  # layers 0, 1 and 4
+        ({"index_topk_freq": 3, "index_skip_topk_offset": 1}, 2),  # layers 0 and 3
         ({"index_topk_pattern": "FSSFSS"}, 2),
         ({"indexer_types": ["full"] + ["shared"] * 5}, 1),
     ],

@@ -23,7 +23,7 @@ LLAMA_70B = ModelConfig(
 
 def test_one_step_of_llama_3_70b_at_4096() -> None:
     """1,342,177,280 B of keys and values; with 64 query heads it would be 8 times as much."""
-    traffic = step_traffic(LLAMA_70B, T=1, S=4_095)
+    traffic = step_traffic(LLAMA_70B, T=1, past=4_095)
     assert traffic.cache_read == 1_342_177_280
     assert traffic.cache_write == 327_680
     # All 70,553,706,496 parameters but the embedding table.
@@ -64,7 +64,7 @@ def test_the_cache_is_what_a_cache_holds() -> None:
     model(torch.zeros(3, 9, dtype=torch.long), cache)
     before = cache.used_bytes
     model(torch.zeros(3, 1, dtype=torch.long), cache)
-    traffic = step_traffic(config, T=1, S=9, batch=3, cache="float32")
+    traffic = step_traffic(config, T=1, past=9, batch=3, cache="float32")
     assert traffic.cache_read == cache.used_bytes
     assert traffic.cache_write == cache.used_bytes - before
 
@@ -102,7 +102,7 @@ def test_intensity_of_decoding_and_of_a_prompt() -> None:
     ("arguments", "message"),
     [
         ({"T": 0}, "T must be at least 1"),
-        ({"T": 1, "S": -1}, "S must be at least 0"),
+        ({"T": 1, "past": -1}, "past must be at least 0"),
         ({"T": 1, "batch": 0}, "batch must be at least 1"),
         ({"T": 1, "weights": "fp7"}, "unknown dtype 'fp7'"),
         ({"T": 1, "cache": 16}, "bits or bytes"),

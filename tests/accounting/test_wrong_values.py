@@ -73,14 +73,14 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
                    "source": "s"},
     ),
     "bound": (PRESETS["H100-SXM"].bound, {"flops": 1, "moved_bytes": 1, "dtype": "bf16"}),
-    "causal_pairs": (accounting.causal_pairs, {"T": 1, "S": 0}),
+    "causal_pairs": (accounting.causal_pairs, {"T": 1, "past": 0}),
     "attention_flops": (
         accounting.attention_flops, {"pairs": 1, "heads": 1, "key_width": 1, "value_width": 1},
     ),
-    "step_flops": (accounting.step_flops, {"config": LLAMA_3_8B, "T": 1, "S": 0, "batch": 1}),
+    "step_flops": (accounting.step_flops, {"config": LLAMA_3_8B, "T": 1, "past": 0, "batch": 1}),
     "step_traffic": (
         accounting.step_traffic,
-        {"config": LLAMA_3_8B, "T": 1, "S": 0, "batch": 1, "weights": "bf16", "cache": "bf16"},
+        {"config": LLAMA_3_8B, "T": 1, "past": 0, "batch": 1, "weights": "bf16", "cache": "bf16"},
     ),
     "intensity": (accounting.intensity, {"flops": 1, "moved_bytes": 1}),
     "geometry_of_gguf": (

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles.cache_kinds import PLACEMENTS, STORES, WINDOWS, fits
+from oracles.cache_kinds import PLACEMENTS, STORES, TOGETHER, WINDOWS, fits
 from oracles.toys import batch, reference_logits, snapshot, text, toy, unchanged
 from torch import Tensor
 
@@ -68,8 +68,7 @@ def test_a_forward_adds_its_tokens_once() -> None:
         assert keys.shape[1] == values.shape[1] == 8
 
 
-@pytest.mark.parametrize("placed", PLACEMENTS)
-@pytest.mark.parametrize("stored", STORES)
+@pytest.mark.parametrize(("placed", "stored"), TOGETHER)
 def test_updating_a_layer_twice_is_refused(placed: str, stored: str) -> None:
     """ml-explore/mlx-swift-lm#457: the layer was updated twice in one forward pass."""
     model = toy(n_layers=3, **WINDOWS["2 and 2 sinks"])
@@ -152,8 +151,7 @@ def test_rollback_keeps_storage_address_and_capacity() -> None:
     assert (keys.shape, values.shape) == shapes
 
 
-@pytest.mark.parametrize("placed", PLACEMENTS)
-@pytest.mark.parametrize("stored", STORES)
+@pytest.mark.parametrize(("placed", "stored"), TOGETHER)
 def test_every_storage_stays_where_it_is(placed: str, stored: str) -> None:
     """huggingface/transformers#30312, for rollback, reset and reordering of every kind."""
     model = toy(**WINDOWS["2 and 2 sinks"])
@@ -272,8 +270,7 @@ def test_rows_are_reordered_in_every_layer_in_keys_and_values(rows: list[int]) -
     assert cache.lengths == (4, 4, 4)
 
 
-@pytest.mark.parametrize("placed", PLACEMENTS)
-@pytest.mark.parametrize("stored", STORES)
+@pytest.mark.parametrize(("placed", "stored"), TOGETHER)
 @pytest.mark.parametrize("rows", [[2, 0, 0], [1, 2, 0], [1], [2, 0, 2]], ids=str)
 def test_rows_are_reordered_in_every_placement_and_store(
     placed: str, stored: str, rows: list[int]

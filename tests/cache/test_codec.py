@@ -88,6 +88,15 @@ def test_float8_has_three_bits_after_the_point() -> None:
     assert whole(FLOAT8, x) == [448.0, -16.0, 20.0, 28.0, 1.0, 2.0**-9, 0.0, -240.0]
 
 
+@pytest.mark.parametrize(
+    ("number", "nearest"), [(336.000001, 352), (303.999999, 288), (-336.000001, -352)]
+)
+def test_float8_rounds_a_float64_once(number: float, nearest: float) -> None:
+    """Next to the middle of 320 and 352, or 288 and 320: by way of float32 it would be a tie."""
+    x = numbers(448, number, dtype=torch.float64)
+    assert FLOAT8.grouped(2).round_trip(x).flatten().tolist() == [448, nearest]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("peak", [449.0, 500.0, 30_000.0])
 def test_float8_beyond_448_is_scaled_and_not_lost(peak: float, dtype: torch.dtype) -> None:

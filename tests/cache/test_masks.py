@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from oracles.cache_kinds import PLACEMENTS, STORES, WINDOWS, fits
+from oracles.cache_kinds import PLACEMENTS, STORES, TOGETHER, WINDOWS, fits
 from oracles.toys import (
     batch,
     fractions,
@@ -352,8 +352,7 @@ def test_the_mask_is_as_wide_as_the_keys_that_are_returned(name: str) -> None:
         assert T == S
 
 
-@pytest.mark.parametrize("placed", PLACEMENTS)
-@pytest.mark.parametrize("stored", STORES)
+@pytest.mark.parametrize(("placed", "stored"), TOGETHER)
 @pytest.mark.parametrize("windows", ["2 and 2 sinks", "3", "alternating, global first"])
 def test_so_it_is_in_every_kind_of_cache(placed: str, stored: str, windows: str) -> None:
     """huggingface/transformers#48280, for every cache type and step: one width throughout, and

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from oracles.cache_kinds import formulas
+from oracles.cache_kinds import STORES, Placed, Stored, fits, formulas
 from oracles.toys import text, toy
 
-from kvbook.cache import Placement, Plan, Step
+from kvbook.cache import KVCache, Placement, Plan, Step
 from kvbook.cache.build import cache_of
 from kvbook.cache.placement import Run, ragged_indices
 from kvbook.cache.store import Where
 from kvbook.cache.view import NOT_A_TOKEN
 from kvbook.errors import CacheFullError
+from kvbook.model.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -76,3 +77,20 @@ def test_every_position_has_the_logits_of_a_recompute(
     for row, (tokens, count) in enumerate((([*texts[1], 7], 1), ([*texts[1][:4], 5, 6], 2))):
         expected = formulas(model, tuple(tokens))[-count:]
         torch.testing.assert_close(out[row, -count:], expected, rtol=0, atol=1e-9)
+
+
+def from_the_back(model: Transformer, rows: int, capacity: int, stored: Stored) -> KVCache:
+    placements = [FromTheBack(rows, capacity) for _ in set(model.layer_kinds)]
+    return cache_of(model.layer_kinds, placements, stored.make, stored.tail)
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_an_entry_of_the_contract_says_which_stores_a_placement_takes(name: str) -> None:
+    """Written by hand beside its maker; what it leaves out is what the placement refuses."""
+    placed, stored, model = Placed(from_the_back, largest_tile=1), STORES[name], toy()
+    assert fits(placed, stored, model) == ("per channel" not in name)
+    if fits(placed, stored, model):
+        assert placed.new(model, 2, 8, stored).capacity == 8
+    else:
+        with pytest.raises(ValueError, match="neighbors stay together"):
+            placed.new(model, 2, 8, stored)

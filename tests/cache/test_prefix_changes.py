@@ -1,5 +1,8 @@
 """A prefix cache whose tokens are taken back, whose index is emptied, and what it is told."""
 
+import copy
+import hashlib
+import pickle
 import re
 from array import array
 from collections.abc import Callable
@@ -8,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.prefixes import computed, keys, new, numbers, served
+from oracles.prefixes import computed, keys, new, numbers, running, served
 
 from kvbook.cache.block_key import Identity, encode, token_array
 from kvbook.cache.blocks import BlockPool
@@ -191,7 +194,7 @@ def test_a_digest_that_fails_midway_leaves_nothing_half_done() -> None:
             raise KeyboardInterrupt
         return message[-32:]
 
-    prefix = new(blocks=4, digest=failing)
+    prefix = new(blocks=4, digest=running(failing))
     sequence = prefix.begin(numbers(12))
     with pytest.raises(KeyboardInterrupt):
         prefix.commit(sequence, 12)
@@ -202,6 +205,70 @@ def test_a_digest_that_fails_midway_leaves_nothing_half_done() -> None:
     assert counts(prefix) == (1, 3, 0)
     served(prefix, numbers(16, start=50))
     assert prefix.cached_blocks == 4
+
+
+# ---- The running digest
+
+
+def test_a_token_at_a_time_each_block_is_digested_once() -> None:
+    """A long text costs as much per block as a short one: 9 + 32 bytes of each block of four."""
+    taken: list[int] = []
+
+    class Counting:
+        def __init__(self) -> None:
+            self.sha256 = hashlib.sha256()
+
+        def update(self, text: bytes) -> None:
+            taken.append(len(text))
+            self.sha256.update(text)
+
+        def digest(self) -> bytes:
+            return self.sha256.digest()
+
+    prefix = new(digest=Counting)
+    sequence = computed(prefix, [1])
+    taken.clear()
+    for token in numbers(40, start=2):
+        prefix.append(sequence, [token])
+        prefix.commit(sequence, len(sequence.tokens))
+    assert taken[1:] == [9 + 32] * 9
+    assert sequence.keys == keys(numbers(41))
+
+
+def test_a_draft_that_was_taken_back_is_in_no_key() -> None:
+    prefix = new()
+    sequence = computed(prefix, numbers(5))
+    prefix.append(sequence, [91, 92, 93, 94])
+    prefix.retract(sequence, 5)
+    prefix.append(sequence, numbers(8, start=6))
+    prefix.commit(sequence, 13)
+    assert sequence.keys == keys(numbers(13))
+
+
+def test_who_looks_at_keys_and_breaks_off_changes_none() -> None:
+    prefix = new()
+    sequence = prefix.begin(numbers(13))
+    next(prefix.keyed(sequence, 0, 3))
+    list(prefix.keyed(sequence, 0, 2))
+    prefix.commit(sequence, 4)
+    next(prefix.keyed(sequence, 1, 3))
+    prefix.commit(sequence, 13)
+    assert sequence.keys == keys(numbers(13))
+    given = sequence.keys
+    given.clear()  # a list of its own
+    assert sequence.keys == keys(numbers(13))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_goes_on_alone(copied: Callable[[Any], Any]) -> None:
+    prefix = new()
+    sequence = computed(prefix, numbers(6))
+    other, twin = copied((prefix, sequence))
+    for cache, one in ((prefix, sequence), (other, twin)):
+        cache.append(one, numbers(7, start=7))
+        assert cache.commit(one, 13) == []
+        assert one.keys == keys(numbers(13))
+        assert cache.begin(numbers(13)).cached_tokens == 12
 
 
 # ---- Tokens
@@ -338,9 +405,15 @@ def test_a_pool_is_a_block_pool(pool: Any) -> None:
         PrefixCache(pool, "toy")
 
 
-@pytest.mark.parametrize("digest", [None, 5, "sha256", hash, lambda message: "text"])
-def test_a_digest_makes_bytes(digest: Any) -> None:
-    with pytest.raises(ValueError, match=r"digest must make bytes from bytes.*got "):
+NO_DIGESTS: list[Any] = [
+    None, 5, "sha256", hash, hashlib.sha256(), hashlib.shake_128, lambda message: b"key",
+    dict, running(lambda message: "text"),  # type: ignore[arg-type, return-value]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("digest", NO_DIGESTS, ids=lambda x: f"{x!r:.20}")
+def test_a_digest_is_one_that_runs(digest: Any) -> None:
+    with pytest.raises(ValueError, match=r"must start a running digest, as hashlib.sha256.*got "):
         new(digest=digest)
 
 

@@ -92,6 +92,25 @@ def test_drafts_that_nobody_answered_are_forgotten() -> None:
     assert draft.propose(2, greedy).tokens == greedy_text(toy(), [8, 9], 2)
 
 
+@pytest.mark.parametrize("rollback", [None, 4])
+@pytest.mark.parametrize("length", [0, 1, 5, 7, 12])
+def test_a_draft_can_be_told_that_a_text_did_not_go_on(length: int, rollback: int | None) -> None:
+    """Where its ring has let go of what it needs, it reads the text anew."""
+    model = toy(window=3)
+    draft = ModelDraft(model, model.new_cache(1, 40, rollback=rollback))
+    told = [*PROMPT, *text(7, seed=2)]
+    draft.extend(told)
+    draft.propose(4, greedy)
+    draft.truncate(length)
+    assert draft.length == length
+    draft.extend([8])
+    assert draft.propose(3, greedy).tokens == greedy_text(model, [*told[:length], 8], 3)
+    lookup = PromptLookup(V)
+    lookup.extend(told)
+    lookup.truncate(length)
+    assert lookup.text == told[:length]
+
+
 def test_a_draft_continues_a_text() -> None:
     with pytest.raises(ValueError, match=r"extend\(\) it with the prompt first"):
         draft_of(toy()).propose(2, greedy)

@@ -1,13 +1,13 @@
 """The two loops: what they feed, what they return, and that both return the same."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from oracles.toys import reference_logits, text, toy
 
-from kvbook.cache import INT8, BlockPool, quantized
+from kvbook.cache import INT8, BlockPool, KVCache, quantized
 from kvbook.errors import CacheFullError
 from kvbook.generate import (
     Sampler,
@@ -271,3 +271,112 @@ def test_generation_may_fill_the_cache_and_the_positions_to_the_last() -> None:
         generate_cached(model, [prompt], 9)
     with pytest.raises(CacheFullError, match=r"need 13 positions, but the model has 12"):
         generate_naive(model, [prompt], 9)
+
+
+# ---- A sampler that gives nonsense
+
+
+def scripted(*results: Any) -> Any:
+    """A sampler that gives these, one after the other; an exception is raised."""
+    left = list(results)
+
+    def sample(logits: torch.Tensor) -> Any:
+        result = left.pop(0)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    return sample
+
+
+NONSENSE = [
+    None,
+    [3],
+    torch.tensor(3),
+    torch.tensor([3, 4]),
+    torch.tensor([[3]]),
+    torch.tensor([3.0]),
+    torch.tensor([3], dtype=torch.int32),
+    torch.tensor([-1]),
+    torch.tensor([29]),  # as many as there are tokens
+]
+CACHES: dict[str, Callable[[Transformer], KVCache]] = {
+    "contiguous": lambda model: model.new_cache(1, 40),
+    "ring": lambda model: model.new_cache(1, 40, rollback=12),
+    "quantized": lambda model: model.new_cache(1, 40, store=quantized(INT8.grouped(6))),
+    "tail": lambda model: model.new_cache(1, 40, store=quantized(INT8.grouped(6)), tail=20),
+    "paged": lambda model: model.new_paged_cache(1, BlockPool(16, 4)),
+}
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE, ids=repr)
+@pytest.mark.parametrize("step", [0, 2])
+def test_what_is_no_token_is_refused_and_the_cache_holds_what_it_held(
+    nonsense: object, step: int
+) -> None:
+    model, good = toy(), torch.tensor([3])
+    cache = model.new_cache(1, 40)
+    generate_cached(model, [text(5, seed=4)], 3, cache=cache)
+    held = [entry.clone() for entry in cache.entries(1)]
+    message = r"the sampler gave .* for 1 rows.*from 0 to 28"
+    with pytest.raises(ValueError, match=message):
+        generate_cached(model, [[1, 2]], 3, scripted(*[good] * step, nonsense), cache=cache)
+    with pytest.raises(ValueError, match=message):
+        generate_naive(model, [[1, 2]], 3, scripted(*[good] * step, nonsense))
+    assert cache.lengths == (8,)
+    assert all(map(torch.equal, cache.entries(1), held))
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("error", [KeyError("own"), KeyboardInterrupt()], ids=type)
+@pytest.mark.parametrize("step", [0, 1, 3])
+def test_a_sampler_that_fails_leaves_every_kind_of_cache_as_it_was(
+    kind: str, error: BaseException, step: int
+) -> None:
+    model = toy(window=6)
+    cache, twin = (CACHES[kind](model) for _ in range(2))
+    for each in (cache, twin):
+        generate_cached(model, [text(5, seed=4)], 2, cache=each)
+    with pytest.raises(type(error)):
+        generate_cached(model, [[1, 2, 3]], 4, scripted(*[torch.tensor([3])] * step, error),
+                        cache=cache)  # fmt: skip
+    assert cache.lengths == twin.lengths
+    again = [generate_cached(model, [[7, 8]], 6, cache=each) for each in (cache, twin)]
+    assert again[0] == again[1]
+    assert cache.lengths == twin.lengths
+
+
+def test_a_stream_that_fails_holds_what_it_has_yielded_but_for_the_last() -> None:
+    model = toy()
+    good = [torch.tensor([token]) for token in (3, 4, 5)]
+    for step in range(4):
+        cache = model.new_cache(1, 40)
+        stream = stream_cached(model, [[1, 2]], 9, scripted(*good[:step], None), cache)
+        drawn = [next(stream) for _ in range(step)]
+        assert len(drawn) == step
+        with pytest.raises(ValueError, match="the sampler gave None"):
+            next(stream)
+        assert cache.lengths == ((2 + step - 1) if step else 0,)
+
+
+def test_what_a_window_has_let_go_is_told() -> None:
+    """A ring of 4 has read 12 tokens more: the first five cannot come back."""
+    model = toy(window=4)
+    cache = model.new_cache(1, 40, rollback=1)
+    generate_cached(model, [text(5, seed=4)], 1, cache=cache)
+    with pytest.raises(ValueError, match="the sampler gave None") as caught:
+        generate_cached(model, [text(12)], 3, scripted(None), cache=cache)
+    [first, *_] = caught.value.__notes__
+    assert "could not be taken back to [6] tokens" in first
+    assert "reset() empties it" in first
+    cache.reset()
+    assert generate_cached(model, [[1, 2]], 3, cache=cache) == generate_cached(model, [[1, 2]], 3)
+
+
+def test_closing_a_stream_is_no_failure() -> None:
+    model = toy()
+    cache = model.new_cache(1, 40)
+    stream = stream_cached(model, [[1, 2]], 9, cache=cache)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert cache.lengths == (2,)

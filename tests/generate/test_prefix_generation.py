@@ -1,5 +1,6 @@
 """Generation over a prefix cache gives what a cold run gives, whatever was found and evicted."""
 
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -8,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from oracles.prefixes import running
 from oracles.toys import text, toy
 
 from kvbook.cache import BlockPool, KVCache, PrefixCache
-from kvbook.cache.block_key import Identity, sha256
+from kvbook.cache.block_key import Digest, Identity
 from kvbook.cache.prefix import CachedSequence
 from kvbook.errors import CacheFullError, OutOfBlocksError
 from kvbook.generate import generate_cached, generate_with_prefix, stream_with_prefix
@@ -244,7 +246,7 @@ def cold_logits(tokens: tuple[int, ...]) -> torch.Tensor:
 @pytest.mark.parametrize(("make", "found", "right"), [(PrefixCache, 0, True), (Trusting, 4, False)])
 def test_two_prompts_with_one_key(make: type[PrefixCache], found: int, right: bool) -> None:
     pool = BlockPool(16, 4)
-    cache, prefix = toy().new_bound_cache(pool), make(pool, "toy", order_blind)
+    cache, prefix = toy().new_bound_cache(pool), make(pool, "toy", running(order_blind))
     last_logits(cache, prefix, [1, 2, 3, 4, 5])
     logits = last_logits(cache, prefix, [2, 1, 3, 4, 5])
     error = (logits - cold_logits((2, 1, 3, 4, 5))[-1]).abs().max()
@@ -262,7 +264,7 @@ class Server:
     Every logit of every forward pass is compared with a pass over the whole text without a cache.
     """
 
-    def __init__(self, seed: int, digest: Callable[[bytes], bytes]) -> None:
+    def __init__(self, seed: int, digest: Callable[[], Digest]) -> None:
         self.order, pool = random.Random(seed), BlockPool(10, 4)
         self.prefix = PrefixCache(pool, "toy", digest)
         self.cache = toy().new_bound_cache(pool)
@@ -351,14 +353,14 @@ SEEN = {"none", "found some", "found all", "evicted", "swapped", "no room", "tog
 @pytest.mark.parametrize(
     ("digest", "seen", "collides"),
     [
-        (sha256, SEEN, False),
-        (order_blind, SEEN, True),
-        (lambda message: b"one key for all", SEEN - {"found all", "swapped"}, True),
+        (hashlib.sha256, SEEN, False),
+        (running(order_blind), SEEN, True),
+        (running(lambda message: b"one key for all"), SEEN - {"found all", "swapped"}, True),
     ],
     ids=["sha256", "order_blind", "one_key"],
 )
 def test_random_schedules_give_the_logits_of_cold_runs(
-    digest: Callable[[bytes], bytes], seen: set[str], collides: bool
+    digest: Callable[[], Digest], seen: set[str], collides: bool
 ) -> None:
     server = Server(seed=1, digest=digest)
     for _ in range(600):

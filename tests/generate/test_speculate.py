@@ -316,17 +316,29 @@ def test_a_draft_that_breaks_its_word_is_named(draft: Draft, words: str) -> None
         speculate(toy(), draft, PROMPT, 6, 2)
 
 
-def test_after_a_failure_cache_and_draft_are_refused_until_both_are_reset() -> None:
-    model, draft = toy(), NoDistribution(V)
-    cache = model.new_cache(1, 30)
-    with pytest.raises(ValueError, match="sums to 0"):
-        speculate(model, draft, PROMPT, 6, 2, cache=cache)
-    with pytest.raises(ValueError, match="the draft knows a text of 6 tokens, but the cache holds"):
-        speculate(model, draft, [3], 6, 2, cache=cache)
-    cache.reset()
-    draft.reset()
-    lookup = PromptLookup(V)
-    assert speculate(model, lookup, PROMPT, 6, cache=cache).tokens == greedy_text(model, PROMPT, 6)
+@pytest.mark.parametrize("name", DRAFTS)
+def test_after_a_failure_cache_and_draft_hold_what_they_held_before(name: str) -> None:
+    """The second turn fails in its second round; tried again, it is as if it had not."""
+    model = toy(seed=3)
+    cache, draft = model.new_cache(1, 60), DRAFTS[name](model)
+    first = speculate(model, draft, PROMPT, 6, 2, cache=cache).tokens
+    held = [tensor.clone() for tensor in cache.entries(1)]
+    calls = []
+
+    class Fails(Sampler):
+        def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+            calls.append(len(logits))
+            if len(calls) == 4:
+                raise RuntimeError("out of luck")
+            return super().probabilities(logits)
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        speculate(model, draft, [7, 1], 8, 2, Fails(), cache=cache)
+    assert len(calls) == 4
+    assert (cache.lengths, draft.length) == ((11,), 11)
+    assert all(a.equal(b) for a, b in zip(held, cache.entries(1), strict=True))
+    expected = greedy_text(model, [*PROMPT, *first, 7, 1], 8)
+    assert speculate(model, draft, [7, 1], 8, 2, cache=cache).tokens == expected
 
 
 def test_a_long_quantized_run_is_the_plain_one() -> None:

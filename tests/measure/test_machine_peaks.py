@@ -234,6 +234,32 @@ def test_the_command_writes_peaks_and_steps(
 
 
 @pytest.mark.usefixtures("_quick")
+def test_a_machine_that_became_faster_meanwhile_is_still_faster_than_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first probe ran on a busy machine, the second on an idle one, or the other way round."""
+    busy = replace(HARDWARE, bandwidth=1.0, peak_flops={"float32": 1.0})
+    for order in ([busy, HARDWARE], [HARDWARE, busy]):
+        monkeypatch.setattr(__main__, "probe", lambda device, dtypes, left=order: left.pop(0))
+        file = tmp_path / "machine.json"
+        arguments = ["--out", str(file), "--device", "cpu", "--step-dtypes", "float32"]
+        assert __main__.main([*arguments, "--batches", "1", "--contexts", "4"]) == 0
+        found = load_record(file).hardware
+        assert (found.bandwidth, found.peak_flops) == (HARDWARE.bandwidth, HARDWARE.peak_flops)
+
+
+def test_the_higher_rate_of_two_probes_is_taken_each() -> None:
+    rates = {"bytes_per_second": {"read": 5.0}}
+    first = replace(HARDWARE, bandwidth=2.0, peak_flops={"float32": 3.0, "bfloat16": 8.0})
+    second = replace(
+        HARDWARE, bandwidth=5.0, peak_flops={"float32": 4.0, "bfloat16": 7.0}, provenance=rates
+    )
+    found = peaks.higher_peaks(first, second)
+    assert (found.bandwidth, found.peak_flops) == (5.0, {"float32": 4.0, "bfloat16": 8.0})
+    assert found.provenance == {**first.provenance, "second_probe": rates}
+
+
+@pytest.mark.usefixtures("_quick")
 def test_the_command_can_leave_the_steps_out(tmp_path: Path) -> None:
     file = tmp_path / "machine.json"
     assert __main__.main(["--out", str(file), "--device", "cpu", "--step-dtypes"]) == 0

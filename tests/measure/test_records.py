@@ -210,6 +210,25 @@ def test_a_step_at_exactly_the_peak_is_possible(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"moved_bytes": 4_000_000_000, "flops": 1},  # 1 ms at 4 TB/s
+        {"moved_bytes": 1, "flops": 50_000_000_000},  # 1 ms at 50 TFLOP/s
+        {"moved_bytes": 4_000_000_000, "flops": 1, "dtype": "float16"},
+    ],
+)
+def test_a_step_may_seem_faster_by_a_twentieth_and_no_more(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    record = load_record(write(tmp_path, "good.json"))
+    near, beyond = step(seconds=0.000951, **fields), step(seconds=0.000949, **fields)
+    save_record(tmp_path / "new.json", record.hardware, "a model", [near])
+    assert load_record(tmp_path / "new.json").steps == (near,)
+    with pytest.raises(TooFastError, match=r"took 949 µs, but by .* at least 1 ms"):
+        save_record(tmp_path / "new.json", record.hardware, "a model", [near, beyond])
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"seconds": float("nan")}, "seconds must be finite and above 0, got nan"),

@@ -36,25 +36,25 @@ LATENT = LatentConfig(q_rank=None, kv_rank=6, nope_dim=2, rope_dim=2, value_dim=
 
 def test_each_layer_counts_the_pairs_of_its_own_window() -> None:
     """One query after 9 tokens sees 5, 10 and 2 keys; 6 heads of width 4, two operations each."""
-    flops = step_flops(MIXED, T=1, S=9)
+    flops = step_flops(MIXED, T=1, past=9)
     assert flops.scores == flops.values == (5 + 10 + 2) * 6 * 4 * 2
     assert flops.projections == step_flops(FULL, 1, 9).projections
 
 
 def test_sinks_are_seen_beside_the_window() -> None:
     """After 9 tokens 5 + 3, all 10, and 2 + 3 keys; after 4 tokens 5, 5, and 2 + 3."""
-    assert step_flops(SINKS, T=1, S=9).scores == (8 + 10 + 5) * 6 * 4 * 2
-    assert step_flops(SINKS, T=1, S=4).scores == (5 + 5 + 5) * 6 * 4 * 2
-    assert step_flops(SINKS, T=1, S=3).scores == (4 + 4 + 4) * 6 * 4 * 2
+    assert step_flops(SINKS, T=1, past=9).scores == (8 + 10 + 5) * 6 * 4 * 2
+    assert step_flops(SINKS, T=1, past=4).scores == (5 + 5 + 5) * 6 * 4 * 2
+    assert step_flops(SINKS, T=1, past=3).scores == (4 + 4 + 4) * 6 * 4 * 2
 
 
 def test_a_layer_reads_what_its_queries_see() -> None:
     """Two queries after 9 tokens: the first sees 4, 9 and 1 of them, and both new ones come on."""
     per_token = 2 * 3 * 4 * 2  # keys and values, heads, width, bytes
-    traffic = step_traffic(MIXED, T=2, S=9)
+    traffic = step_traffic(MIXED, T=2, past=9)
     assert traffic.cache_read == (6 + 11 + 3) * per_token
     assert traffic.cache_write == 3 * 2 * per_token
-    assert step_traffic(SINKS, T=2, S=9).cache_read == (9 + 11 + 6) * per_token
+    assert step_traffic(SINKS, T=2, past=9).cache_read == (9 + 11 + 6) * per_token
     assert traffic.weights == step_traffic(FULL, 2, 9).weights
 
 

@@ -289,6 +289,17 @@ def test_a_measured_peak_may_be_given_room_for_noise() -> None:
         timed(0.875, bound=least, tolerance=0.1)
 
 
+def test_the_median_is_held_against_the_bound_and_not_the_best() -> None:
+    """Three repetitions of 0.5, 1 and 2 s: one that a cache served is no reason to refuse."""
+    least = SLOW.bound(0, 20_000_000_000, "float32")  # 1 s
+    device, left = FakeDevice(), [1.0, 0.5, 2.0]
+    taken = measure(
+        lambda: device.order(device=left.pop(0)), clock=device.event_clock(), bound=least,
+        warmup=0, repetitions=3, least_seconds=0,
+    )  # fmt: skip
+    assert (taken.best, taken.median) == (0.5, 1.0)
+
+
 def test_the_working_set_is_stated_beside_the_last_level_cache() -> None:
     inside, outside = timed(1.0, working_set=16 * MIB), timed(1.0, working_set=64 * MIB)
     assert (inside.fits_in_cache, outside.fits_in_cache) == (True, False)

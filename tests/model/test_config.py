@@ -166,7 +166,7 @@ def test_an_explicit_head_width_wins_over_the_quotient() -> None:
 
 def test_without_kv_heads_there_is_one_for_each_query_head() -> None:
     assert ModelConfig.from_hf(without(LLAMA, "num_key_value_heads")).n_kv_heads == 32
-    assert ModelConfig.from_hf(LLAMA).group == 4
+    assert ModelConfig.from_hf(LLAMA).queries_per_kv_head == 4
 
 
 def test_the_head_is_tied_when_the_config_says_so() -> None:
@@ -356,6 +356,35 @@ def test_what_deepseek_s_classes_leave_open_is_theirs() -> None:
     assert config.latent.q_rank == 1_536
 
 
+@pytest.mark.parametrize(
+    ("fields", "switch", "message"),
+    [
+        (LLAMA, True, "has no kv_lora_rank"),
+        ({**LLAMA, "kv_lora_rank": 512}, True, "use_mla True is not supported for llama"),
+        (DEEPSEEK, False, "use_mla is false, but kv_lora_rank is 512"),
+        ({**DEEPSEEK, **dict.fromkeys(
+            ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 0)},
+         False, "use_mla False is not supported for deepseek_v3"),
+        (DEEPSEEK, "no", "use_mla must be true or false, got 'no'"),
+    ],
+)  # fmt: skip
+def test_a_switch_of_latents_says_what_the_sizes_say(
+    fields: dict[str, Any], switch: object, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.from_hf({**fields, "use_mla": switch})
+
+
+def test_a_switch_that_agrees_changes_nothing() -> None:
+    assert ModelConfig.from_hf({**DEEPSEEK, "use_mla": True}) == ModelConfig.from_hf(DEEPSEEK)
+    assert ModelConfig.from_hf({**LLAMA, "use_mla": False}) == ModelConfig.from_hf(LLAMA)
+
+
+def test_settings_of_attention_in_an_object_are_not_passed_over() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"attn_config\.kv_n_heads = 2 is not known"):
+        ModelConfig.from_hf({**LLAMA, "attn_config": {"kv_n_heads": 2}})
+
+
 @pytest.mark.parametrize("name", ["n_kv_heads", "num_query_groups", "kv_reuse", "layer_share"])
 def test_a_field_that_nothing_reads_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match=rf"{name} = 4 is not known here"):
@@ -396,3 +425,30 @@ def test_what_does_not_go_with_a_latent(change: dict[str, Any], message: str) ->
     assert ModelConfig(**fields).cached_key_dim == 9
     with pytest.raises(ValueError, match=message):
         ModelConfig(**{**fields, **change})
+
+
+@pytest.mark.parametrize("name", ["norm_eps", "rope_theta"])
+@pytest.mark.parametrize("value", [0.0, -1e-5, float("nan"), float("inf"), "1e-5", True, None])
+def test_factors_are_finite_and_above_0(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be a finite number above 0, got {value!r}"):
+        ModelConfig(**{**SIZES, name: value})
+
+
+@pytest.mark.parametrize("name", ["tied_embeddings", "qkv_bias", "qk_norm"])
+@pytest.mark.parametrize("value", [1, "no", None])
+def test_flags_are_true_or_false(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be True or False, got {value!r}"):
+        ModelConfig(**{**SIZES, name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("rope_scaling", "RopeScaling"), ("latent", "LatentConfig")]
+)
+def test_parts_are_objects_of_their_kind(name: str, kind: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be a {kind} or None, got \{{'a': 1\}}"):
+        ModelConfig(**{**SIZES, name: {"a": 1}})
+
+
+def test_tied_embeddings_are_not_guessed_from_words() -> None:
+    with pytest.raises(ValueError, match="tie_word_embeddings must be true or false, got 'false'"):
+        ModelConfig.from_hf({**LLAMA, "tie_word_embeddings": "false"})

@@ -8,6 +8,7 @@ from oracles.toys import LATENT, reference_logits, text, toy
 
 from kvbook.cache import KVView
 from kvbook.model.attention import attend
+from kvbook.model.influence import visibility
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -111,3 +112,12 @@ def test_asking_for_the_last_position_fills_the_cache_all_the_same() -> None:
     assert last.lengths == (7,)
     assert last.groups[0].store.keys.equal(whole.groups[0].store.keys)
     assert last.groups[0].store.values.equal(whole.groups[0].store.values)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 5, 6])
+def test_who_sees_whom_is_asked_for_whole_groups_of_heads(heads: int) -> None:
+    keys = torch.zeros(1, 4, 3, 2, dtype=torch.float64)  # four KV heads
+    view = KVView(keys, keys, torch.arange(3)[None])
+    with pytest.raises(ValueError, match=rf"multiple of the 4 KV heads of the view, got {heads}"):
+        visibility(view, heads, 1)
+    assert visibility(view, 8, 1).shape == (1, 8, 1, 3)

@@ -273,3 +273,51 @@ def test_padding_without_a_cache_counts_the_same() -> None:
     logits = model(torch.tensor([[0, 0, *texts[0]], texts[1]]), counts=[3, 5])
     assert (logits[0, 2:] - reference_logits(model, texts[0])).abs().max() < 1e-9
     assert (logits[1] - reference_logits(model, texts[1])).abs().max() < 1e-9
+
+
+# ---- The table grows
+
+
+def rows_of(table: Rope) -> list[int]:
+    return [len(cos) for cos, _ in table._tables.values()]
+
+
+def test_the_table_reaches_as_far_as_texts_do() -> None:
+    table = rope(4, 10_000_000)
+    assert rows_of(table) == []
+    grown = []
+    for end in (1, 4_096, 4_097, 5_000, 8_193, 10, 20_000):
+        table.at(torch.tensor([[end - 1]]), torch.float32, end)
+        grown += rows_of(table)
+    assert grown == [4_096, 4_096, 8_192, 8_192, 16_384, 16_384, 32_768]
+
+
+def test_it_never_reaches_beyond_the_model() -> None:
+    table = rope(4, 5_000)
+    table.at(torch.tensor([[0]]), torch.float32, 4_500)
+    assert rows_of(table) == [5_000]
+    small = rope(4, 10)
+    small.at(torch.tensor([[0]]), torch.float32, 1)
+    assert rows_of(small) == [10]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_grown_table_has_the_angles_of_the_whole_one(dtype: torch.dtype) -> None:
+    scaling = RopeScaling("llama3", 8.0, 1.0, 4.0, 1_000)
+    positions = torch.tensor([[0, 1, 2_047, 4_095, 4_096, 8_191, 8_192, 12_345]])
+    whole, grown = rope(6, 20_001, 10_000.0, scaling), rope(6, 20_001, 10_000.0, scaling)
+    expected = whole.at(positions, dtype)
+    assert rows_of(whole) == [20_001]
+    for end in (5, 4_097, 12_346):
+        near = positions[:, positions[0] < end]
+        for ours, all_of_them in zip(grown.at(near, dtype, end), expected, strict=True):
+            assert ours.equal(all_of_them[:, : near.shape[1]])
+
+
+def test_a_model_asks_for_no_more_than_its_rows_need() -> None:
+    model = toy(max_positions=1_000_000)
+    cache = model.new_cache(2, 5_000)
+    model(batch(2, 3), cache, counts=[3, 1])
+    assert rows_of(model.rope) == [4_096]
+    whole = reference_logits(model, text(5, seed=0))
+    assert (model(torch.tensor([text(5, seed=0)]))[0] - whole).abs().max() < 1e-9

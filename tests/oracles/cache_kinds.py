@@ -7,6 +7,7 @@ leaves of a vector is written out here once more, from the definitions of the fo
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -121,10 +122,18 @@ STORES = {
 
 @dataclass(frozen=True)
 class Placed:
-    """How a cache is made: (model, rows, capacity, store). ``rollback`` is that of its rings."""
+    """How a cache is made: (model, rows, capacity, store). ``rollback`` is that of its rings.
+
+    ``largest_tile`` is how many tokens a store may write together here: 1 for a placement that
+    does not keep neighbors together. The stores beyond are left out of the contract, and refused.
+    """
 
     new: Callable[[Transformer, int, int, Stored], KVCache]
     rollback: int | None = None
+    largest_tile: int = 2
+
+    def takes(self, stored: Stored) -> bool:
+        return stored.tile <= self.largest_tile
 
 
 def by_the_model(rollback: int | None) -> Placed:
@@ -152,6 +161,11 @@ PLACEMENTS = {
     "ring, 3 back": by_the_model(3),
     "paged, blocks of 4": in_blocks(4),
 }
+TOGETHER = [
+    (placed, stored)
+    for placed, stored in product(PLACEMENTS, STORES)
+    if PLACEMENTS[placed].takes(STORES[stored])
+]
 
 
 # ---- Heads and windows: what changes in ``toys.SMALL``
@@ -180,7 +194,9 @@ WINDOWS: dict[str, dict[str, Any]] = {
 
 
 def fits(placed: Placed, stored: Stored, model: Transformer) -> bool:
-    """Whether every ring is whole tiles; other rings are refused (see test_rings)."""
+    """Whether the placement takes the store, and every ring is whole tiles (see test_tails)."""
+    if not placed.takes(stored):
+        return False
     if placed.rollback is None:
         return True
     rings = [w - 1 + placed.rollback for w in model.config.windows if w is not None]

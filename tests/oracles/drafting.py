@@ -48,6 +48,9 @@ class Scripted:
     def extend(self, tokens: Sequence[int]) -> None:
         self.text += tokens
 
+    def truncate(self, length: int) -> None:
+        self.text = self.text[:length]
+
     def propose(self, k: int, sampler: Sampler) -> Proposal:
         self.before()
         place = self.wrong.pop(0) if len(self.wrong) > 1 else self.wrong[0]

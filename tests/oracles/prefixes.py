@@ -1,11 +1,27 @@
 """Small prefix caches for tests: made, filled and emptied in one call. No tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvbook.cache.block_key import Identity
 from kvbook.cache.blocks import BlockPool
 from kvbook.cache.prefix import CachedSequence, PrefixCache
+
+
+def running(of: Callable[[bytes], bytes]) -> Callable[[], Any]:
+    """A running digest from a function of the whole message, as weak as that function is."""
+
+    class Running:
+        def __init__(self) -> None:
+            self.message = b""
+
+        def update(self, text: bytes) -> None:
+            self.message += text
+
+        def digest(self) -> bytes:
+            return of(self.message)
+
+    return Running
 
 
 def new(blocks: int = 12, block_size: int = 4, **options: Any) -> PrefixCache:

@@ -183,8 +183,8 @@ def test_an_interrupt_between_a_token_and_its_place_in_the_cache(call: str) -> N
     ("gives", "words"),
     [
         (None, "the sampler broke"),
-        (torch.tensor([29]), "the sampler gave 29, but tokens are from 0 to 28"),
-        (torch.tensor([-1]), "gave -1"),
+        (torch.tensor([29]), "the sampler gave tensor([29])"),
+        (torch.tensor([-1]), "the sampler gave tensor([-1])"),
         (torch.tensor([1, 2]), "one token for each"),
         (7, "one token for each"),
     ],

@@ -64,6 +64,14 @@ def life(cache: KVCache) -> Callable[[], Any]:
     )
 
 
+def held(cache: KVCache) -> Callable[[], Any]:
+    """What a cache holds: a slot without a token may have been written in between."""
+    return lambda: [
+        (n, *(entry.tolist() for layer in range(2) for entry in cache.entries(layer, row)))
+        for row, n in enumerate(cache.lengths)
+    ]
+
+
 def pool_life(pool: kvbook.BlockPool) -> Callable[[], Any]:
     return lambda: (
         pool.available, [pool.owners(b) for b in range(pool.blocks)],
@@ -437,7 +445,7 @@ def of_loop(name: str, /, **extra: Callable[[KVCache], Any]) -> None:
             "model": MODEL, "prompts": [[1, 2], [3]], "max_new_tokens": 2,
             "sampler": kvbook.greedy, **{key: of(cache) for key, of in extra.items()},
         }  # fmt: skip
-        return Good(getattr(kvbook, name), arguments, life(cache))
+        return Good(getattr(kvbook, name), arguments, held(cache))
 
     GOOD[name] = make
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 import kvbook
-from sweeps.good_calls import GOOD, MODEL, good, life, pool_life, simple
+from sweeps.good_calls import MODEL, good, life, pool_life, simple
 from sweeps.wrong_values import Good
 
 DRAFT = kvbook.one_hot([1, 2], 4)
@@ -46,5 +46,3 @@ def _() -> Good:
     arguments = request(draft, cache=cache, prefix=prefix, resumed=False)
     return Good(kvbook.speculate_with_prefix, arguments, of_both(draft, pool_life(pool)))
 
-
-__all__ = ["GOOD"]

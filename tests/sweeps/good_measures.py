@@ -1,4 +1,4 @@
-"""Right calls of what measures and draws; with them the table of ``good_calls`` is whole."""
+"""Right calls of what measures and draws; with them the tables of ``good_calls`` are whole."""
 
 import tempfile
 from pathlib import Path
@@ -9,6 +9,8 @@ from torch import Tensor
 import kvbook
 from kvbook import measure, plots
 from kvbook.accounting import Hardware
+from sweeps import good_drafts as good_drafts  # its calls join the table
+from sweeps import good_sizes as good_sizes
 from sweeps.good_calls import (
     GOOD,
     MODEL,
