@@ -89,6 +89,16 @@ def test_a_pass_that_raises_ends_its_own_rows_with_the_error(layer: int) -> None
     assert server.pool.in_use == 0
 
 
+def test_all_rows_of_a_pass_that_raises_end() -> None:
+    server = engine()
+    ids = [server.add(Request(text(5, seed=n), 6)) for n in range(2)]
+    server.step()
+    with breaking(lambda layer: layer == 0):
+        outputs = server.step()
+    assert [(output.id, output.reason) for output in outputs] == [(id, "error") for id in ids]
+    assert (server.busy, server.pool.in_use) == (False, 0)
+
+
 def test_what_a_broken_pass_had_written_is_found_by_nobody() -> None:
     server = engine()
     server.add(Request(text(9), 3))
