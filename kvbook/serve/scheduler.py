@@ -44,6 +44,7 @@ class Job:
     request: Request
     arrival: float
     drawn: list[int] = field(default_factory=list)
+    reason: Reason | None = None  # why it is over
     held: CachedSequence | None = None  # its sequence, while it runs
     known: int = 0  # tokens that it had when it began, or began again
     handed_out: int = 0  # of the drawn
@@ -91,8 +92,9 @@ class Work:
     @property
     def draws(self) -> bool:
         """Whether they reach the end of the text, so that the next token can be chosen."""
-        sequence = self.job.sequence
-        return sequence.written + self.count == len(sequence.tokens)
+        job, sequence = self.job, self.job.sequence
+        text = len(job.request.prompt) + len(job.drawn) + len(self.drafts)
+        return sequence.written + self.count == text
 
 
 class Ended(NamedTuple):
@@ -175,6 +177,9 @@ class Scheduler:
     def schedule(self) -> list[Work]:
         """The next step: at most one ``Work`` for each running request."""
         self._give_up_the_late()
+        for job in list(self.running):
+            if job.reason is not None:  # an interrupt came between its last token and its end
+                self.end(job, job.reason)
         self.preempted = []
         plan: list[Work] = []
         budget = self.token_budget
@@ -207,16 +212,15 @@ class Scheduler:
         job, sequence, now = work.job, work.job.sequence, self.clock.now()
         accepted = max(0, len(drawn) - 1)
         written = sequence.written + work.count - len(work.drafts) + accepted
-        reason: Reason | None = None
         for token in drawn:
             if token in job.request.stop_tokens:
-                reason = "stop"
+                job.reason = "stop"
                 break
             job.drawn.append(token)
             job.first_token = now if job.first_token is None else job.first_token
             job.last_token = now
             if len(job.drawn) == job.request.max_new_tokens:
-                reason = "length"
+                job.reason = "length"
                 break
         job.computed_tokens += work.count
         job.drafted_tokens += len(work.drafts)
@@ -224,8 +228,8 @@ class Scheduler:
         self.prefix.commit(sequence, written)
         if work.drafts:
             self.prefix.retract(sequence, written)
-        if reason is not None:
-            self.end(job, reason)
+        if job.reason is not None:
+            self.end(job, job.reason)
 
     def cancel(self, id: int) -> None:
         """End a request, wherever it stands; its blocks are free at once.
@@ -313,8 +317,8 @@ class Scheduler:
         insort(self.waiting, job, key=_order)
 
     def _release(self, job: Job) -> None:
-        self.running.remove(job)
         self.prefix.end(job.sequence)
+        self.running.remove(job)
         job.held = None
 
 

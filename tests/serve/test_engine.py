@@ -152,7 +152,9 @@ def test_drafts_change_no_token_and_save_steps(drafts: int, sampler: Sampler) ->
     for k in (0, drafts):
         request = Request(prompt, 24, sampler, drafts=k)
         server = engine()
+        storage = [tensor.data_ptr() for tensor in server.cache.tensors]
         assert texts_of(server, request) == alone(request)
+        assert [tensor.data_ptr() for tensor in server.cache.tensors] == storage
         [record] = server.requests
         steps[k] = len(server.steps)
         # Every token but the last is computed; of the drafts, those that fell as well.
@@ -171,7 +173,8 @@ def test_a_stop_token_inside_of_accepted_drafts_ends_the_text_there() -> None:
         # What can be found is the text and nothing behind it.
         text_ = [*prompt, *whole[: whole.index(stop)]]
         probe = server.prefix.begin([*text_, stop, *whole[whole.index(stop) + 1 :], 1, 2, 3, 4])
-        assert probe.cached_tokens <= len(text_) + 1
+        assert probe.cached_tokens == len(text_) // 4 * 4
+        assert server.requests[0].accepted_tokens <= len(text_) - len(prompt)
 
 
 def test_models_with_one_latent_for_all_heads_and_with_a_window() -> None:

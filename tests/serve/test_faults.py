@@ -17,6 +17,7 @@ from oracles.serving import alone, check_blocks, engine, requests, texts
 from oracles.toys import text, toy
 from torch import Tensor
 
+from kvbook.cache import PrefixCache
 from kvbook.errors import CacheFullError, QueueFullError, UnknownRequestError
 from kvbook.generate import Sampler, greedy
 from kvbook.model.transformer import Attention
@@ -88,6 +89,16 @@ def test_a_pass_that_raises_ends_its_own_rows_with_the_error(layer: int) -> None
     assert server.pool.in_use == 0
 
 
+def test_all_rows_of_a_pass_that_raises_end() -> None:
+    server = engine()
+    ids = [server.add(Request(text(5, seed=n), 6)) for n in range(2)]
+    server.step()
+    with breaking(lambda layer: layer == 0):
+        outputs = server.step()
+    assert [(output.id, output.reason) for output in outputs] == [(id, "error") for id in ids]
+    assert (server.busy, server.pool.in_use) == (False, 0)
+
+
 def test_what_a_broken_pass_had_written_is_found_by_nobody() -> None:
     server = engine()
     server.add(Request(text(9), 3))
@@ -147,6 +158,32 @@ def test_a_draw_that_was_interrupted_comes_again(drafts: int) -> None:
             interrupted += 1
     assert interrupted > 5
     assert found == alone(replace(request, sampler=Sampler(temperature=1.0)))
+
+
+@pytest.mark.parametrize("call", ["commit", "retract", "end"])
+def test_an_interrupt_between_a_token_and_its_place_in_the_cache(call: str) -> None:
+    chance, interrupted = Random(2), 0
+    done = getattr(PrefixCache, call)
+
+    def interrupting(*arguments: Any) -> Any:
+        if chance.random() < 0.2:
+            raise KeyboardInterrupt
+        return done(*arguments)
+
+    server = engine(blocks=12, token_budget=30)
+    repeating = [Request(text(3, seed=n) * 4, 9 + n, seed=n, drafts=3) for n in range(6)]
+    asked = {server.add(r): r for r in [*requests(10, seed=2, drafts=3), *repeating]}
+    found: dict[int, list[int]] = {}
+    with mock.patch.object(PrefixCache, call, interrupting):
+        while server.busy:
+            try:
+                for output in server.step():
+                    found.setdefault(output.id, []).extend(output.tokens)
+            except KeyboardInterrupt:
+                interrupted += 1
+    assert interrupted > 5
+    assert found == {id: alone(request) for id, request in asked.items()}
+    assert server.pool.in_use == 0
 
 
 # ---- A sampler that raises
