@@ -173,7 +173,7 @@ def test_what_is_no_distribution_is_refused(changes: dict[str, Any], words: str)
     assert generator.get_state().equal(before)
 
 
-@pytest.mark.parametrize("generator", [5, "cpu", [torch.Generator()]], ids=str)
+@pytest.mark.parametrize("generator", [5, "cpu", [torch.Generator()]], ids=["int", "str", "list"])
 def test_chance_comes_from_one_generator(generator: Any) -> None:
     with pytest.raises(ValueError, match="generator must be a Generator"):
         accept_drafts(P, Q, [0, 1], generator)
