@@ -126,8 +126,8 @@ def details_render(chapter: Chapter) -> list[str]:
 def links(chapter: Chapter) -> list[str]:
     """Links resolve. They name no heading: its address differs between viewers.
 
-    `#cell-id=ID` leads to a code cell of the same chapter in the HTML and in JupyterLab; the HTML has
-    no such address for Markdown.
+    `#cell-id=ID` leads to a code cell of the same chapter in the HTML and in JupyterLab. The HTML
+    has no such address for Markdown.
     """
     found = []
     ids = {cell.id for cell in chapter.notebook.cells if cell.cell_type == "code"}
