@@ -177,6 +177,23 @@ def test_a_stop_token_inside_of_accepted_drafts_ends_the_text_there() -> None:
         assert server.requests[0].accepted_tokens <= len(text_) - len(prompt)
 
 
+def test_drafts_behind_a_stop_token_do_not_stand() -> None:
+    """Guesses that are always right: the text would go on behind its stop token."""
+    prompt = text(5, seed=4)
+    whole = alone(Request(prompt, 24))
+    for place in range(1, 12):
+        stop = whole[place]
+        end = whole.index(stop)
+        server = engine()
+        server.scheduler.propose = lambda tokens, k: whole[len(tokens) - len(prompt) :][:k]
+        request = Request(prompt, 24, stop_tokens=[stop], drafts=7)
+        assert texts_of(server, request) == whole[:end]
+        [record] = server.requests
+        assert record.accepted_tokens <= end
+        probe = server.prefix.begin([*prompt, *whole, 0])
+        assert probe.cached_tokens == (len(prompt) + end) // 4 * 4
+
+
 def test_models_with_one_latent_for_all_heads_and_with_a_window() -> None:
     for model in (toy(**LATENT), toy(window=5)):
         server = Engine(model, 12, 4, token_budget=7, max_rows=4, clock=LogicalClock())
