@@ -40,8 +40,8 @@ def token_array(tokens: Iterable[int]) -> "array[int]":
     tokenizers use them for placeholders.
     """
     try:
-        if isinstance(tokens, bytes | bytearray | memoryview):  # array() reads raw memory from some
-            raise TypeError("bytes are no list of integers")
+        if isinstance(tokens, str | bytes | bytearray | memoryview):
+            raise TypeError("texts and bytes are no lists of integers")
         if isinstance(tokens, Set | Mapping):
             raise TypeError("a set or a dictionary is no list")
         listed = tokens.tolist() if hasattr(tokens, "tolist") else tokens

@@ -237,7 +237,8 @@ class Transformer(nn.Module):
                     f"row {row} would reach {length + count} tokens, but the model has "
                     f"{self.config.max_positions} positions; shorten the input"
                 )
-        return max(length + count for length, count in zip(lengths, counts, strict=False))
+        ends = (length + count for length, count in zip(lengths, counts, strict=False))
+        return max(ends, default=0)  # no rows: the memory says so
 
 
 def check_shape(tokens: Tensor) -> None:
