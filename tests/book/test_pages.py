@@ -76,7 +76,7 @@ def intro_numbers() -> list[str]:
         "1", *there, *[WORDS[2]] * 3, f"{WORDS[FORMATS['int8'].bits]} bits",
         WORDS[FORMATS["int4"].bits],
         *coming, *[WORDS[len(coming)] for _ in coming[:-1]], WORDS[things],  # one is no number word
-         f"{int(there[0])} runs", "two vectors",
+        f"{int(there[0])} runs", "two vectors",
         WORDS[2],  # computing and moving
         "0", f"{parse_bytes('1KiB'):,}", f"{parse_bytes('1kB'):,}", f"{WORDS[layers]} layers",
         f"{torch.finfo(kvbook.toy_model().dtype).bits} bit", "-".join(GGUF.name.split("-")[:2]),
