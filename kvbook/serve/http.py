@@ -94,7 +94,7 @@ class _Server:
                 message = f"there is no model {fields['model']!r:.80}; this is {self.model}"
                 return JSONResponse(openai.error(message, "not_found_error"), 404)
             stream = openai.streams(fields)
-            with_usage = bool((fields.get("stream_options") or {}).get("include_usage"))
+            with_usage = openai.wants_usage(fields)
             outputs = await self.engine.submit(request)
             if stream:
                 return EventStream(outputs, self._events(outputs, form, with_usage))

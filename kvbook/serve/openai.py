@@ -72,7 +72,9 @@ def parse(fields: object, tokenizer: Tokenizer, chat: Chat | None) -> Request:
                 f"{name} is not implemented, got {fields[name]!r:.80}; leave it out"
                 + ("; stop_token_ids takes token ids" if name == "stop" else "")
             )
-    limits = [name for name in ("max_tokens", "max_completion_tokens") if fields.get(name)]
+    limits = [
+        name for name in ("max_tokens", "max_completion_tokens") if fields.get(name) is not None
+    ]
     if len(limits) > 1 and fields[limits[0]] != fields[limits[1]]:
         raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
     temperature, top_p = _given(fields, "temperature", 1.0), _given(fields, "top_p", 1.0)
@@ -95,6 +97,17 @@ def streams(fields: Fields) -> bool:
     if type(stream) is not bool:
         raise ValueError(f"stream must be true or false, got {stream!r:.80}")
     return stream
+
+
+def wants_usage(fields: Fields) -> bool:
+    """Whether a stream shall end with the counts of its tokens."""
+    options = _given(fields, "stream_options", {})
+    if not isinstance(options, dict) or not options.keys() <= {"include_usage"}:
+        raise ValueError(f"stream_options takes include_usage alone, got {options!r:.80}")
+    wanted = _given(options, "include_usage", False)
+    if type(wanted) is not bool:
+        raise ValueError(f"include_usage must be true or false, got {wanted!r:.80}")
+    return wanted
 
 
 def usage(record: RequestRecord) -> dict[str, Any]:

@@ -36,20 +36,6 @@ def sampler(seed: int) -> Sampler:
     return Sampler(temperature=1.5, top_k=20, top_p=0.95, generator=generator)
 
 
-@pytest.fixture
-def fed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shape of the tokens of every forward pass."""
-    shapes: list[tuple[int, ...]] = []
-    forward = Transformer.forward
-
-    def recording(self: Transformer, tokens: torch.Tensor, *args: object, **kw: object) -> object:
-        shapes.append(tuple(tokens.shape))
-        return forward(self, tokens, *args, **kw)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Transformer, "forward", recording)
-    return shapes
-
-
 # ---- The same text
 
 
